@@ -1,0 +1,1 @@
+"""What a run stands on: configuration, the Ray session, placement, the engine pool, jobs."""

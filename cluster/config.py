@@ -1,0 +1,363 @@
+"""The settings tree: YAML files plus dotted overrides, unknown keys refused with the nearest known one.
+
+Every setting of every package has its place here, so that one resolved copy describes a run. Secrets are not settings:
+they come from the environment and are never saved. Paths are relative to the working directory.
+"""
+
+import datetime as dt
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from cluster.failures import SettingsError
+
+
+class Section(BaseModel):
+    """One branch of the tree: frozen, unknown keys refused, defaults checked like any value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class RunSettings(Section):
+    """Where a run lives and what makes it repeatable."""
+
+    directory: Path = Path("runs/run")
+    seed: int = 0
+
+
+class RaySettings(Section):
+    """The Ray session. With no address, a running cluster named by RAY_ADDRESS is joined, else a local one is started."""
+
+    address: str | None = None
+    cpus: PositiveInt | None = None
+    """Cores of a local session; None takes what the machine has."""
+    placement_timeout_s: PositiveFloat = 120.0
+    worker_cpus: float = 0.1
+    """Cores reserved for each rollout worker."""
+
+
+class SplitWindow(Section):
+    """Whole events that open at or after `start` and close before `end` belong to a split."""
+
+    start: dt.date
+    end: dt.date
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "SplitWindow":
+        if self.end <= self.start:
+            raise ValueError(f"the window ends {self.end}, not after its start {self.start}")
+        return self
+
+
+class ScheduleSettings(Section):
+    """Forecast dates (Forecast-Dojo A.3)."""
+
+    buffer_days: int = Field(2, ge=0)
+    """Days kept free before the close."""
+    minimum: PositiveInt = 3
+    maximum: PositiveInt = 10
+    belief_weight: float = 0.7
+    activity_weight: float = 0.3
+    recency_weight: float = 1e-3
+
+
+class FieldMapping(Section):
+    """How a foreign row becomes a record: record field → dotted path in the row. Unmapped fields keep their defaults."""
+
+    fields: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    """Record field → value given to every row."""
+    outcomes: dict[str, str] = {}
+    """Raw outcome (as text; booleans are `true` and `false`) → option. Empty: the raw outcome is the option itself."""
+    time_zone: str = "UTC"
+    """Zone of times without an offset; they are counted."""
+
+
+class EventsSettings(FieldMapping):
+    """The events of a run."""
+
+    path: Path = Path("world/events.jsonl")
+    format: Literal["pastcast", "jsonl", "parquet"] = "pastcast"
+    """`pastcast`: our own records; the others use the mapping."""
+    train: SplitWindow | None = None
+    eval: SplitWindow | None = None
+    limit: PositiveInt | None = None
+    """At most this many events per split, in order of id."""
+    schedule: ScheduleSettings = ScheduleSettings()
+    floor: Path | None = None
+    """A world's file of best possible forecasts; used by scores only."""
+
+
+class ArticlesSettings(FieldMapping):
+    """The articles an index is built from."""
+
+    path: Path = Path("world/articles.jsonl")
+    format: Literal["pastcast", "jsonl", "parquet"] = "pastcast"
+
+
+class IndexSettings(Section):
+    """The index on disk."""
+
+    directory: Path = Path("index")
+    encoder: str = "minilm"
+    """A prepared encoder's name or a sentence-transformers folder."""
+    batch_size: PositiveInt = 64
+
+
+class RetrievalSettings(Section):
+    """How the index is served and what a search shows."""
+
+    shard_actors: PositiveInt = 2
+    actor_cpus: float = Field(0.1, ge=0)
+    default_top_k: PositiveInt = 5
+    maximum_top_k: PositiveInt = 20
+    snippet_characters: PositiveInt = 280
+    cutoff_lag_days: int = Field(0, ge=0)
+    """Cutoff χ = τ − this. 0 is the Dojo convention (the forecast date's own news is visible), 1 the day before."""
+    first_day: dt.date | None = None
+    """Articles of earlier days are never shown."""
+
+
+class ModelSettings(Section):
+    """What answers."""
+
+    kind: Literal["vllm", "uniform", "market", "reader"] = "vllm"
+    name: str = ""
+    """The name in keys and reports; by default the path's last part or the kind."""
+    path: str = "smollm2-135m"
+    """A prepared model's name or a folder that vLLM can load."""
+    chat: Literal["auto", "template", "hermes"] = "auto"
+    """`template`: the tokenizer's own; `hermes`: ours; `auto`: its own where it renders tools and appends, else ours."""
+    tool_parser: str = "hermes"
+    """A tool-call parser of vLLM by its registered name."""
+    reasoning_parser: str = ""
+    """A reasoning parser of vLLM by its registered name; empty for models without reasoning."""
+    reader_searches: PositiveInt = 1
+    reader_top_k: PositiveInt = 4
+    reader_scrapes: int = Field(0, ge=0)
+    """Articles the rule-based reader opens in full before it computes."""
+
+    @property
+    def label(self) -> str:
+        """The name in keys and reports."""
+        return self.name or (Path(self.path).name if self.kind == "vllm" else self.kind)
+
+
+class EngineSettings(Section):
+    """The engine pool. `options` go to vLLM's AsyncEngineArgs unchanged."""
+
+    replicas: PositiveInt = 1
+    cpus: float = Field(1.0, ge=0)
+    gpus: float = Field(0.0, ge=0)
+    dtype: str = "bfloat16"
+    max_model_len: PositiveInt = 4096
+    kv_cache_gib: PositiveInt = 2
+    """On CPU only: memory for the KV cache."""
+    restarts: int = Field(3, ge=0)
+    """How often a dead replica is started again in one run."""
+    start_timeout_s: PositiveFloat = 600.0
+    request_timeout_s: PositiveFloat = 600.0
+    options: dict[str, Any] = {}
+
+
+class SamplingSettings(Section):
+    """How tokens are drawn."""
+
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    """0: no restriction."""
+    max_tokens: PositiveInt = 1024
+    """Per model call; clamped to the room left in the context."""
+
+
+class BudgetSettings(Section):
+    """What one forecast step may spend. A preset fills `iterations` and `calls` where they are not given."""
+
+    preset: Literal["dojo", "dojo-train", "oracleproto"] = "dojo"
+    iterations: PositiveInt | None = None
+    """Turns in which tools are offered."""
+    calls: PositiveInt | None = None
+    seconds: PositiveFloat = 3600.0
+    answer_turns: PositiveInt = 1
+    """Turns without tools in which the report is demanded once the budget is spent or a turn ends without one."""
+    tool_output_characters: PositiveInt = 12_000
+    notebook_characters: PositiveInt = 20_000
+
+    @property
+    def resolved(self) -> tuple[int, int]:
+        """(iterations, calls)."""
+        iterations, calls = {"dojo": (120, 400), "dojo-train": (80, 200), "oracleproto": (6, 4)}[self.preset]
+        return self.iterations or iterations, self.calls or calls
+
+
+class PythonSettings(Section):
+    """The Python tool's cell."""
+
+    isolation: Literal["auto", "bubblewrap", "process"] = "auto"
+    """`auto`: bubblewrap where it works, else `process` with a warning that says what is weaker."""
+    timeout_s: PositiveFloat = 10.0
+    memory_mib: PositiveInt = 2048
+    output_characters: PositiveInt = 4_000
+    parallel: PositiveInt = 2
+    """Cells at once per worker."""
+
+
+class RolloutSettings(Section):
+    """Which episodes run, and how."""
+
+    modes: tuple[Literal["no-tools", "memory-free", "memory-on"], ...] = ("no-tools", "memory-free", "memory-on")
+    count: PositiveInt = 1
+    """Independent repetitions of each episode."""
+    splits: tuple[Literal["train", "eval"], ...] = ("eval",)
+    workers: PositiveInt = 1
+    concurrency: PositiveInt = 64
+    """Steps at once per worker."""
+    attempts: PositiveInt = 5
+    """Tries of a step that infrastructure failed."""
+    prompt: Literal["full", "compact"] = "full"
+    parse: Literal["strict", "lenient"] = "strict"
+    """Which policy decides whether a report is usable (both are recorded)."""
+    require_notebook: bool = False
+    budget: BudgetSettings = BudgetSettings()
+    python: PythonSettings = PythonSettings()
+
+
+class ScoreSettings(Section):
+    """Intervals."""
+
+    draws: PositiveInt = 4000
+    seed: int = 0
+    level: float = Field(0.95, gt=0, lt=1)
+
+
+class TrainingSettings(Section):
+    """Supervised fine-tuning on trajectories."""
+
+    base: str = "smollm2-135m"
+    output: Path = Path("checkpoints/sft")
+    modes: tuple[Literal["no-tools", "memory-free", "memory-on"], ...] = ("memory-free",)
+    maximum_brier: float | None = None
+    """Only trajectories whose forecast scores at most this."""
+    limit: PositiveInt | None = None
+    max_length: PositiveInt = 4096
+    """Longer rows are dropped and counted, never cut."""
+    epochs: PositiveFloat = 1.0
+    learning_rate: PositiveFloat = 2e-4
+    batch_size: PositiveInt = 4
+    gradient_accumulation: PositiveInt = 1
+    lora_rank: int = Field(0, ge=0)
+    """0: all weights."""
+    threads: PositiveInt | None = None
+    seed: int = 0
+
+
+class Settings(Section):
+    """Everything a run depends on."""
+
+    run: RunSettings = RunSettings()
+    ray: RaySettings = RaySettings()
+    events: EventsSettings = EventsSettings()
+    articles: ArticlesSettings = ArticlesSettings()
+    index: IndexSettings = IndexSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    scores: ScoreSettings = ScoreSettings()
+    training: TrainingSettings = TrainingSettings()
+
+
+def load_settings(files: Sequence[Path] = (), overrides: Sequence[str] = ()) -> Settings:
+    """Settings from YAML files (later ones win, key by key) and `dotted.key=value` overrides (values are YAML).
+
+    Raises SettingsError that names the file or override, the key, and the nearest known key.
+    """
+    tree: dict[str, Any] = {}
+    for file in files:
+        try:
+            loaded = yaml.safe_load(file.read_text())
+        except OSError as error:
+            raise SettingsError(f"settings file {file}: {error.strerror}; check --config") from error
+        except yaml.YAMLError as error:
+            raise SettingsError(f"settings file {file} is not YAML: {error}") from error
+        if loaded is None:
+            continue
+        if not isinstance(loaded, dict):
+            raise SettingsError(
+                f"settings file {file}: the top level must be a mapping of sections, not {type(loaded).__name__}"
+            )
+        _refuse_unknown(Settings, loaded, f"settings file {file}")
+        _merge(tree, loaded)
+    for override in overrides:
+        key, equals, raw = override.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"--set {override!r} is not of the form dotted.key=value")
+        try:
+            value = yaml.safe_load(raw)
+        except yaml.YAMLError as error:
+            raise SettingsError(f"--set {override!r}: the value is not YAML: {error}") from error
+        branch: Any = value
+        for part in reversed(key.split(".")):
+            branch = {part: branch}
+        _refuse_unknown(Settings, branch, f"--set {override!r}")
+        _merge(tree, branch)
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError("settings are wrong:\n" + "\n".join(_readable(error))) from error
+
+
+def dump_settings(settings: Settings) -> str:
+    """The resolved tree as YAML; loading it gives equal settings."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _readable(error: ValidationError) -> list[str]:
+    return [f"  {'.'.join(str(p) for p in e['loc'])}: {e['msg']} (got {e['input']!r})" for e in error.errors()]
+
+
+def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((s for a in get_args(annotation) if (s := _section_of(a))), None)
+
+
+def _refuse_unknown(section: type[Section], tree: Mapping[str, Any], where: str, prefix: str = "") -> None:
+    for key, value in tree.items():
+        field = section.model_fields.get(str(key))
+        if field is None:
+            raise SettingsError(f"{where}: unknown key {prefix}{key}; {_nearest(section, str(key), prefix)}")
+        inner = _section_of(field.annotation)
+        if inner is not None and isinstance(value, dict):
+            _refuse_unknown(inner, value, where, f"{prefix}{key}.")
+
+
+def _nearest(section: type[Section], key: str, prefix: str) -> str:
+    elsewhere = [p for p in _paths(Settings) if p.rsplit(".", 1)[-1] == key]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    close = difflib.get_close_matches(key, section.model_fields, n=1, cutoff=0.5)
+    return f"did you mean {prefix}{close[0]}?" if close else f"known here: {', '.join(section.model_fields)}"
+
+
+def _paths(section: type[Section], prefix: str = "") -> list[str]:
+    found = []
+    for key, field in section.model_fields.items():
+        found.append(prefix + key)
+        if (inner := _section_of(field.annotation)) is not None:
+            found.extend(_paths(inner, f"{prefix}{key}."))
+    return found

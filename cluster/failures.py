@@ -1,0 +1,49 @@
+"""One taxonomy of failures, decided in one place.
+
+`infrastructure` is retried elsewhere, `model` is recorded and scored by the named policy, `data` is recorded and
+counted against a budget, `bug` is loud. Exceptions of foreign libraries become one of ours inside the actor that saw
+them, so that they survive pickling.
+"""
+
+from typing import Literal
+
+from cluster.record import Record
+
+FailureKind = Literal["infrastructure", "model", "data", "bug"]
+
+
+class Failure(Record):
+    """Why a forecast has no usable report."""
+
+    kind: FailureKind
+    reason: str
+    """A short, stable name that reports group by, such as `no-answer` or `engine-lost`."""
+    detail: str = ""
+    """What a person needs to find the cause; may be long."""
+
+
+class PastcastError(Exception):
+    """An error that we name: its message says what was wrong, where, and what to do."""
+
+
+class SettingsError(PastcastError):
+    """The settings are wrong; nothing was started."""
+
+
+class DataError(PastcastError):
+    """An input file or row is wrong."""
+
+
+class InfrastructureError(PastcastError):
+    """Something under the run failed (an engine, a shard, a node): the attempt is repeated elsewhere, never scored.
+
+    `reason` is the stable name under which reports count it.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason

@@ -1,0 +1,1 @@
+"""Events, market beliefs, forecast dates, the temporal split, loaders and synthetic worlds."""

@@ -1,0 +1,1 @@
+"""Prompt templates, one a file, and the function that renders and hashes them."""

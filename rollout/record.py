@@ -1,0 +1,59 @@
+"""The key, the usage and the record of one forecast: what the ledger holds once for every scheduled forecast."""
+
+import datetime as dt
+from typing import Literal
+
+from cluster.failures import Failure
+from cluster.record import Record
+from rollout.notebook import NotebookState
+from rollout.report import Report
+
+Mode = Literal["no-tools", "memory-free", "memory-on"]
+MODES: tuple[Mode, ...] = ("no-tools", "memory-free", "memory-on")
+
+
+class ForecastKey(Record):
+    """The primary key everywhere."""
+
+    model: str
+    event: str
+    date: dt.date
+    """Forecast date, a UTC day."""
+    mode: Mode
+    rollout: int
+    """Index of the independent repetition, from 0."""
+
+
+class Usage(Record):
+    """What one forecast cost."""
+
+    model_calls: int = 0
+    tool_calls: dict[str, int] = {}
+    """Calls by tool name, errors included; unknown tools under `other`."""
+    tool_errors: dict[str, int] = {}
+    """Failed calls by error name."""
+    input_tokens: int = 0
+    """Sum over model calls of the context length."""
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    model_seconds: float = 0.0
+    tool_seconds: float = 0.0
+    seconds: float = 0.0
+    """Wall-clock seconds of the whole step."""
+
+
+class ForecastRecord(Record):
+    """One finished forecast, report or failure; the trajectory is stored beside it."""
+
+    key: ForecastKey
+    options: tuple[str, ...]
+    report: Report | None
+    """None only for a failure that produced no text to parse (infrastructure, data, bug)."""
+    notebook: NotebookState | None = None
+    """memory-on only: the notebook carried to the next date."""
+    failure: Failure | None = None
+    usage: Usage = Usage()
+    attempts: int = 1
+    prompt: str
+    """Hash of the prompt templates."""
+    weights: str = ""
