@@ -24,7 +24,7 @@ def normalized_label(label: str) -> str:
     return " ".join(folded.split())
 
 
-_TYPOGRAPHY = str.maketrans({c: "'" for c in "‘’‚‛′ʼ`´"} | {c: '"' for c in "“”„‟″«»"} | {c: "-" for c in "‐‑‒–—―−"})
+_TYPOGRAPHY = str.maketrans(dict.fromkeys("‘’‚‛′ʼ`´", "'") | dict.fromkeys("“”„‟″«»", '"') | dict.fromkeys("‐‑‒–—―−", "-"))
 
 
 class EventPrompt(Record):
