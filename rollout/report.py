@@ -18,7 +18,7 @@ class Report(Record):
     remainder: str = ""
     """What stood in the answer and was not understood."""
     verdict: Verdict
-    """`ok`: taken as written. `repaired`: values were clipped, normalized or labels matched leniently. `unusable`: scored by the fallback."""
+    """`ok`: taken as written. `repaired`: clipped, normalized or matched leniently. `unusable`: scored by the fallback."""
     why: str = ""
     usable_strict: bool
     """Whether the strict policy accepts this output."""

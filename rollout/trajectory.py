@@ -50,7 +50,8 @@ class ToolResult(Record):
     text: str
     """Exactly what the model was shown."""
     error: str = ""
-    """Empty when the call succeeded, else a short stable name: `unknown-tool`, `bad-json`, `bad-arguments`, `budget`, `not-returned`, `time-out`, `exit-status`."""
+    """Empty when the call succeeded, else a short stable name: `unknown-tool`, `bad-json`, `bad-arguments`, `budget`,
+    `not-returned`, `time-out`, `exit-status`."""
     shown: tuple[ShownArticle, ...] = ()
     cut_characters: int = 0
     """Characters that did not fit the output bound; the text says so too."""

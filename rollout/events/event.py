@@ -24,7 +24,9 @@ def normalized_label(label: str) -> str:
     return " ".join(folded.split())
 
 
-_TYPOGRAPHY = str.maketrans(dict.fromkeys("‘’‚‛′ʼ`´", "'") | dict.fromkeys("“”„‟″«»", '"') | dict.fromkeys("‐‑‒–—―−", "-"))
+_TYPOGRAPHY = str.maketrans(
+    dict.fromkeys("‘’‚‛′ʼ`´", "'") | dict.fromkeys("“”„‟″«»", '"') | dict.fromkeys("‐‑‒–—―−", "-")
+)
 
 
 class EventPrompt(Record):
