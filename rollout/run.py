@@ -1,0 +1,144 @@
+"""The run directory: one resolved configuration, one manifest, one ledger, and the inputs that scores need.
+
+A run directory is never shared: it is locked while a process works in it, and an existing one is resumed only if its
+manifest equals the new one. The manifest is written last, so a directory without one was never started.
+"""
+
+import datetime as dt
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO
+
+from cluster.config import Settings, dump_settings, load_settings
+from cluster.failures import DataError, SettingsError
+from rollout.events.event import Belief, Event
+from rollout.ledger import Ledger
+from rollout.manifest import Manifest, differences
+from rollout.record import ForecastKey
+
+Floor = Mapping[tuple[str, dt.date], Belief]
+"""Best possible forecast of a synthetic world, by (event id, day)."""
+
+
+class RunDirectory:
+    """Paths and readers of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / "manifest.json").is_file()
+
+    @property
+    def quarantine(self) -> Path:
+        """Folder of the rows that were not used, with their reasons."""
+        return self.path / "quarantine"
+
+    def settings(self) -> Settings:
+        """The resolved settings."""
+        return load_settings([self._file("settings.yaml")])
+
+    def manifest(self) -> Manifest:
+        """What the run came from."""
+        return Manifest.model_validate_json(self._file("manifest.json").read_text())
+
+    def events(self) -> dict[str, Event]:
+        """The run's events by id, outcomes included: for scores, never for agents."""
+        with self._file("events.jsonl").open() as lines:
+            events = [Event.model_validate_json(line) for line in lines]
+        return {e.id: e for e in events}
+
+    def floor(self) -> Floor:
+        """A synthetic world's best possible forecasts; empty for real events."""
+        file = self.path / "floor.jsonl"
+        return read_floor(file) if file.is_file() else {}
+
+    def ledger(self) -> Ledger:
+        """The run's ledger, opened."""
+        return Ledger.open(self._file("ledger.sqlite"))
+
+    def create(
+        self,
+        settings: Settings,
+        manifest: Manifest,
+        events: Iterable[Event],
+        schedule: Iterable[ForecastKey],
+        floor: Floor,
+    ) -> None:
+        """Lay a new run. What a killed creation left behind is replaced; a started run is refused."""
+        if self.exists:
+            raise SettingsError(
+                f"{self.path} holds a run already; resume it with --resume or choose another run.directory"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        for leftover in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"):
+            (self.path / leftover).unlink(missing_ok=True)
+        self._write("settings.yaml", dump_settings(settings))
+        self._write("events.jsonl", "".join(e.model_dump_json() + "\n" for e in events))
+        if floor:
+            self._write("floor.jsonl", dump_floor(floor))
+        Ledger.create(self.path / "ledger.sqlite", schedule).close()
+        self._write("manifest.json", manifest.model_dump_json(indent=1))
+
+    def check_resumable(self, manifest: Manifest) -> None:
+        """Raises SettingsError with every difference if the run came from something else."""
+        changed = differences(self.manifest(), manifest)
+        if changed:
+            lines = "\n".join(f"  {line}" for line in changed)
+            raise SettingsError(
+                f"{self.path} cannot be resumed: it came from something else (old → new):\n{lines}\n"
+                "Restore these, or start a new run with another run.directory."
+            )
+
+    def lock(self) -> IO[bytes]:
+        """Hold the run for this process until the returned file is closed. Raises SettingsError if another holds it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = (self.path / "lock").open("wb")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            handle.close()
+            raise SettingsError(
+                f"{self.path} is in use by another process; wait for it or choose another directory"
+            ) from error
+        return handle
+
+    def _file(self, name: str) -> Path:
+        file = self.path / name
+        if not file.is_file():
+            raise DataError(f"{self.path} is not a run directory: {name} is missing")
+        return file
+
+    def _write(self, name: str, text: str) -> None:
+        part = self.path / f"{name}.part"
+        with part.open("w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(self.path / name)
+
+
+def read_floor(file: Path) -> dict[tuple[str, dt.date], Belief]:
+    """A world's `floor.jsonl`: one row per (event, date). Raises DataError that names the row."""
+    floor: dict[tuple[str, dt.date], Belief] = {}
+    with file.open() as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                floor[row["event"], dt.date.fromisoformat(row["date"])] = row["probabilities"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{file}, row {number}: not a floor row ({error}); make the world again") from error
+    return floor
+
+
+def dump_floor(floor: Floor) -> str:
+    """The text that `read_floor` reads."""
+    return "".join(
+        json.dumps({"event": event, "date": day.isoformat(), "probabilities": p}) + "\n"
+        for (event, day), p in floor.items()
+    )
