@@ -1,0 +1,1 @@
+"""From foreign bytes to articles."""
