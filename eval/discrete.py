@@ -50,7 +50,7 @@ def set_scores(answers: Set[str], outcome: Set[str]) -> SetScores:
 def score_answer(record: ForecastRecord, event: Event) -> ScoredAnswer | None:
     """Score one record of a multi-answer event; None where the forecast was lost to the run, not to the model."""
     reported = record.report.answers if record.report is not None else ()
-    usable = is_usable(record) and bool(reported)
+    usable = is_usable(record, "multi")
     if not usable and not counts_against_model(record):
         return None
     answers = reported if usable else ()

@@ -11,7 +11,7 @@ from typing import Self
 
 from cluster.failures import DataError
 from cluster.record import Record
-from rollout.events.event import Belief, Event, normalized_label
+from rollout.events.event import Belief, Event, Selection, normalized_label
 from rollout.record import ForecastKey, ForecastRecord
 
 PROBABILITY_FLOOR = 1e-3
@@ -119,15 +119,15 @@ def market_distribution(options: Sequence[str], belief: Belief | None) -> Belief
     return {o: prices[o] / total for o in options}
 
 
-def is_usable(record: ForecastRecord) -> bool:
-    """Whether the run's own policy accepted the report: there is one, it did not fail, and it holds an answer."""
+def is_usable(record: ForecastRecord, selection: Selection) -> bool:
+    """Whether a report was accepted by the run's own policy and holds what the event asks for.
+
+    That is positive probability mass for a single answer, an answer set for several.
+    """
     report = record.report
-    return (
-        record.failure is None
-        and report is not None
-        and report.verdict != "unusable"
-        and bool(report.probabilities or report.answers)
-    )
+    if record.failure is not None or report is None or report.verdict == "unusable":
+        return False
+    return bool(report.answers) if selection == "multi" else math.fsum(report.probabilities.values()) > 0.0
 
 
 def counts_against_model(record: ForecastRecord) -> bool:
@@ -146,7 +146,7 @@ def score_forecast(record: ForecastRecord, event: Event, floor: Belief | None) -
             f"{list(event.options)}; events.jsonl does not belong to this ledger"
         )
     reported = record.report.probabilities if record.report is not None else {}
-    usable = is_usable(record) and math.fsum(reported.values()) > 0.0
+    usable = is_usable(record, "single")
     if not usable and not counts_against_model(record):
         return None
     probabilities = dict(reported) if usable else uniform(event.options)

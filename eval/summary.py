@@ -6,7 +6,7 @@ the same forecasts as the row it stands under, or says over how many of them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,8 +18,8 @@ from eval.calibration import Calibration, calibration
 from eval.discrete import ScoredAnswer
 from eval.longitudinal import StageTable, stage_table
 from eval.runs import ScoredRun, load_run
-from eval.scoring import ProbabilityScores, ScoredForecast, counts_against_model, is_usable, uniform
-from rollout.events.event import Belief
+from eval.scoring import ProbabilityScores, ScoredForecast, is_usable, uniform
+from rollout.events.event import Belief, Event, Selection
 from rollout.record import ForecastRecord, Mode
 
 ReferenceName = Literal["uniform", "market", "floor"]
@@ -175,7 +175,7 @@ def summarize_condition(run: ScoredRun, model: str, mode: Mode, settings: ScoreS
         model=model,
         mode=mode,
         counts=_counts(len(scheduled), records, forecasts, answers),
-        failures=_failures(records),
+        failures=_failures(records, run.events),
         scores=mean_scores(forecasts, settings),
         usable_scores=mean_scores([f for f in forecasts if f.usable], settings),
         references=_references(forecasts, settings),
@@ -214,7 +214,7 @@ def _counts(
     forecasts: Sequence[ScoredForecast],
     answers: Sequence[ScoredAnswer],
 ) -> Counts:
-    scored = [*forecasts, *answers]
+    scored: list[ScoredForecast | ScoredAnswer] = [*forecasts, *answers]
     reports = [r.report for r in records if r.report is not None]
     return Counts(
         scheduled=scheduled,
@@ -229,17 +229,17 @@ def _counts(
     )
 
 
-def failure_of(record: ForecastRecord) -> tuple[FailureKind, str] | None:
+def failure_of(record: ForecastRecord, selection: Selection) -> tuple[FailureKind, str] | None:
     """(kind, reason) by which a record is counted; None for a usable one."""
-    if is_usable(record):
+    if is_usable(record, selection):
         return None
     if record.failure is not None:
         return record.failure.kind, record.failure.reason
     return "model", "unusable-report"
 
 
-def _failures(records: Sequence[ForecastRecord]) -> tuple[FailureCount, ...]:
-    found = Counter(f for r in records if (f := failure_of(r)) is not None)
+def _failures(records: Sequence[ForecastRecord], events: Mapping[str, Event]) -> tuple[FailureCount, ...]:
+    found = Counter(f for r in records if (f := failure_of(r, events[r.key.event].selection)) is not None)
     ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     return tuple(FailureCount(kind=kind, reason=reason, n=n) for (kind, reason), n in ranked)
 
@@ -332,8 +332,3 @@ def _paired_rows(runs: Sequence[ScoredRun], settings: ScoreSettings) -> list[Pai
             paired = paired_difference(others, forecasts, lambda f: f.scores.brier, settings)
             rows.append(PairedRow(mode=mode, first=reference, second=name, brier=paired))
     return rows
-
-
-def lost_to_the_run(record: ForecastRecord) -> bool:
-    """Whether a record is counted and not scored."""
-    return not is_usable(record) and not counts_against_model(record)
