@@ -39,6 +39,12 @@ class RaySettings(Section):
     worker_cpus: float = 0.1
     """Cores reserved for each rollout worker."""
 
+    @model_validator(mode="after")
+    def _one_cluster(self) -> "RaySettings":
+        if self.address and self.cpus:
+            raise ValueError("cpus sizes a local session, but address names a running cluster; drop one of them")
+        return self
+
 
 class SplitWindow(Section):
     """Whole events that open at or after `start` and close before `end` belong to a split."""
@@ -104,8 +110,10 @@ class IndexSettings(Section):
 
     directory: Path = Path("index")
     encoder: str = "minilm"
-    """A prepared encoder's name or a sentence-transformers folder."""
+    """A prepared encoder's name, a sentence-transformers folder, or `hashing` (lexical, needs no model)."""
     batch_size: PositiveInt = 64
+    text_characters: PositiveInt = 1000
+    """How much of title, summary and text together is encoded; the encoder may read less."""
 
 
 class RetrievalSettings(Section):
@@ -113,6 +121,12 @@ class RetrievalSettings(Section):
 
     shard_actors: PositiveInt = 2
     actor_cpus: float = Field(0.1, ge=0)
+    """Cores per shard actor and for the encoder; Ray gives each as many threads, at least one."""
+    restarts: int = Field(3, ge=0)
+    """How often a dead actor is started again in one run."""
+    start_timeout_s: PositiveFloat = 300.0
+    request_timeout_s: PositiveFloat = 120.0
+    """How long a search may take, waiting for a restart included, before the attempt is given up."""
     default_top_k: PositiveInt = 5
     maximum_top_k: PositiveInt = 20
     snippet_characters: PositiveInt = 280

@@ -1,0 +1,68 @@
+"""Library: an index on disk, opened. It exists only where a build has finished."""
+
+import datetime as dt
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from cluster.failures import DataError
+from retrieval.manifest import MANIFEST_FILE, Manifest
+from retrieval.shard_files import StoredShard, load_days, load_shard
+
+
+class Library:
+    """The manifest and the folder it describes. Shards are checked and opened when they are asked for."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, directory: Path) -> "Library":
+        """Raises DataError if there is no finished index, or its manifest is not one of ours."""
+        file = directory / MANIFEST_FILE
+        try:
+            manifest = Manifest.model_validate_json(file.read_bytes())
+        except OSError as error:
+            raise DataError(
+                f"{file}: {error.strerror}; there is no finished index, run `pastcast index build`"
+            ) from error
+        except ValidationError as error:
+            raise DataError(
+                f"{file} is not an index manifest of this version: {error}; build the index again"
+            ) from error
+        if not manifest.shards:
+            raise DataError(f"{file} names no shard; build the index again")
+        return cls(directory, manifest)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 that stands for all bytes of the index."""
+        return self.manifest.fingerprint
+
+    @property
+    def first_day(self) -> dt.date:
+        """The day of the earliest article."""
+        return min(s.first_day for s in self.manifest.shards)
+
+    @property
+    def last_day(self) -> dt.date:
+        """The day of the latest article."""
+        return max(s.last_day for s in self.manifest.shards)
+
+    @property
+    def rows(self) -> int:
+        """Number of articles."""
+        return sum(s.rows for s in self.manifest.shards)
+
+    def activity(self) -> dict[dt.date, int]:
+        """Articles per UTC day, for days that have any. Raises DataError for a damaged day table."""
+        return {d: n for s in self.manifest.shards for d, n in load_days(self.directory, s).counts().items()}
+
+    def load(self, months: Iterable[str] | None = None) -> dict[str, StoredShard]:
+        """These months (None: all), checked and open, by month. Raises DataError for a damaged one."""
+        wanted = None if months is None else set(months)
+        return {
+            s.month: load_shard(self.directory, s) for s in self.manifest.shards if wanted is None or s.month in wanted
+        }

@@ -1,0 +1,275 @@
+"""One month on disk: `vectors.npy`, `days.json`, `articles.arrow` and `shard.json`, in a folder named after the month.
+
+A folder appears under its name only when all of it is on the disk. It is served only if every file has the hash that
+the index names, its rows are ordered by (day, id), each day is the UTC day of the row's instant, and the day table says
+the same; anything else is a DataError, never a smaller or a wider shard.
+"""
+
+import datetime as dt
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import ValidationError
+
+from cluster.failures import DataError
+from retrieval.article import Article, Hit
+from retrieval.days import DayTable
+from retrieval.encoder import Vectors
+from retrieval.manifest import EncoderIdentity, ShardManifest
+from retrieval.shard import Shard
+from retrieval.snippet import snippet
+
+VECTORS, DAYS, ARTICLES, SHARD = "vectors.npy", "days.json", "articles.arrow", "shard.json"
+
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.large_string()),
+        ("day", pa.date32()),
+        ("published", pa.timestamp("us", tz="UTC")),
+        ("url", pa.large_string()),
+        ("title", pa.large_string()),
+        ("summary", pa.large_string()),
+        ("text", pa.large_string()),
+        ("date_source", pa.large_string()),
+        ("source", pa.large_string()),
+    ]
+)
+
+_NORM_TOLERANCE = 1e-3
+"""How far a stored vector's length may lie from 1."""
+
+
+class StoredShard:
+    """A month that was checked and is open: memory-mapped vectors, and articles by row or id."""
+
+    def __init__(self, shard: Shard, articles: pa.Table, where: Path) -> None:
+        self.shard = shard
+        self._articles = articles
+        self._where = where
+
+    @property
+    def days(self) -> DayTable:
+        """The days of its rows."""
+        return self.shard.days
+
+    def hit(self, row: int, score: float, snippet_characters: int) -> Hit:
+        """The row as a search result."""
+        article = self.article(row)
+        return Hit(
+            article_id=article.id,
+            title=article.title,
+            url=article.url,
+            day=article.day,
+            score=score,
+            snippet=snippet(article.summary, article.text, snippet_characters),
+        )
+
+    def fetch(self, article_id: str) -> Article | None:
+        """The article with exactly this id, or None."""
+        row = self._row_of.get(article_id)
+        return None if row is None else self.article(row)
+
+    def article(self, row: int) -> Article:
+        """The article of a row. Raises DataError if its day is not the one under which it was searched."""
+        fields = self._articles.slice(row, 1).to_pylist()[0]
+        day = fields.pop("day")
+        article = Article(**fields)
+        if article.day != day:
+            raise DataError(f"{self._where}: row {row} is filed under {day}, but was published {article.published}")
+        return article
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        return {article_id: row for row, article_id in enumerate(self._articles["id"].to_pylist())}
+
+
+def row_order(articles: Sequence[Article]) -> list[Article]:
+    """The articles by (day, id), the order of a shard's rows."""
+    return sorted(articles, key=lambda a: (a.day, a.id))
+
+
+def source_hash(articles: Sequence[Article]) -> str:
+    """SHA-256 over the articles' fields, in the order given."""
+    digest = hashlib.sha256()
+    for a in articles:
+        published = a.published.isoformat()
+        fields = [a.id, a.url, a.title, a.summary, a.text, published, a.date_source, a.source]
+        digest.update(json.dumps(fields).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def write_shard(
+    directory: Path, month: str, articles: Sequence[Article], vectors: Vectors, encoder: EncoderIdentity
+) -> ShardManifest:
+    """Write `directory/month`, replacing what is there, so that it is whole or absent after a crash at any moment.
+
+    `articles` in row order with distinct ids, `vectors` float32 [n, dimension], unit rows, aligned with them.
+    """
+    _check_vectors(vectors, articles, encoder)
+    days = DayTable.of_rows([a.day for a in articles])
+    building = directory / f".building-{month}"
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir()
+    np.save(building / VECTORS, np.ascontiguousarray(vectors), allow_pickle=False)
+    (building / DAYS).write_text(days.model_dump_json(indent=1) + "\n")
+    _write_articles(building / ARTICLES, articles)
+    manifest = ShardManifest(
+        month=month,
+        rows=len(articles),
+        first_day=days.days[0],
+        last_day=days.days[-1],
+        source=source_hash(articles),
+        encoder=encoder,
+        files={name: file_hash(building / name) for name in (VECTORS, DAYS, ARTICLES)},
+    )
+    (building / SHARD).write_text(manifest.model_dump_json(indent=1) + "\n")
+    for file in building.iterdir():
+        sync(file)
+    sync(building)
+    shutil.rmtree(directory / month, ignore_errors=True)
+    building.rename(directory / month)
+    sync(directory)
+    return manifest
+
+
+def finished_shard(directory: Path, month: str, source: str, encoder: EncoderIdentity) -> ShardManifest | None:
+    """What an earlier build left for this month, if it was made from the same articles by the same encoder and is intact."""
+    try:
+        manifest = ShardManifest.model_validate_json((directory / month / SHARD).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    if (manifest.month, manifest.source, manifest.encoder) != (month, source, encoder):
+        return None
+    try:
+        _check_hashes(directory / month, manifest)
+    except DataError:
+        return None
+    return manifest
+
+
+def load_shard(directory: Path, manifest: ShardManifest) -> StoredShard:
+    """Open a month for search. Raises DataError that names the file and the fault."""
+    where = directory / manifest.month
+    _check_hashes(where, manifest)
+    try:
+        days = DayTable.model_validate_json((where / DAYS).read_bytes())
+        vectors = np.load(where / VECTORS, mmap_mode="r", allow_pickle=False)
+        with pa.memory_map(str(where / ARTICLES)) as stream:
+            articles = pa.ipc.open_file(stream).read_all()
+        _check_rows(articles, days, manifest)
+        shard = Shard(np.asarray(vectors), days)
+        if shard.dimension != manifest.encoder.dimension:
+            raise ValueError(f"vectors have {shard.dimension} dimensions, the encoder {manifest.encoder.dimension}")
+    except (OSError, ValueError) as error:
+        raise DataError(f"shard {where} is not servable: {error}; build the index again") from error
+    return StoredShard(shard, articles, where)
+
+
+def load_days(directory: Path, manifest: ShardManifest) -> DayTable:
+    """Only the day table of a month. Raises DataError if it is damaged."""
+    where = directory / manifest.month
+    _check_hashes(where, manifest, (DAYS,))
+    try:
+        return DayTable.model_validate_json((where / DAYS).read_bytes())
+    except ValidationError as error:
+        raise DataError(f"{where / DAYS} is not a day table: {error}; build the index again") from error
+
+
+def file_hash(file: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Put a file or a folder's list of names on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_hashes(where: Path, manifest: ShardManifest, names: Sequence[str] = (VECTORS, DAYS, ARTICLES)) -> None:
+    for name in names:
+        if name not in manifest.files:
+            raise DataError(
+                f"shard {where}: its manifest names no {name}, so it cannot be trusted; build the index again"
+            )
+        try:
+            found = file_hash(where / name)
+        except OSError as error:
+            raise DataError(f"{where / name}: {error.strerror}; build the index again") from error
+        if found != manifest.files[name]:
+            raise DataError(f"{where / name} has changed since the index was built; build the index again")
+
+
+def _check_rows(articles: pa.Table, days: DayTable, manifest: ShardManifest) -> None:
+    """Raises ValueError unless rows, order, instants, month and day table agree."""
+    if not articles.schema.equals(_SCHEMA):
+        raise ValueError(f"{ARTICLES} has other columns than this version writes")
+    if not articles.num_rows == days.rows == manifest.rows:
+        raise ValueError(f"{articles.num_rows} articles, {days.rows} rows in {DAYS}, {manifest.rows} in the manifest")
+    if any(articles[name].null_count for name in articles.column_names):
+        raise ValueError(f"{ARTICLES} has empty fields")
+    day, ids = articles["day"].combine_chunks(), articles["id"].combine_chunks()
+    if not pc.all(pc.equal(pc.cast(articles["published"], pa.date32()), day)).as_py():
+        raise ValueError("a row's day is not the UTC day of its publication")
+    before, after = slice(None, -1), slice(1, None)
+    number = day.to_numpy(zero_copy_only=False)
+    ids_increase = pc.less(ids[before], ids[after]).to_numpy(zero_copy_only=False)
+    same_day, later_day = number[before] == number[after], number[before] < number[after]
+    if not (later_day | (same_day & ids_increase)).all():
+        raise ValueError("rows are not ordered by (day, id)")
+    firsts = [0, *(np.flatnonzero(~same_day) + 1).tolist()]
+    if list(days.first_rows) != firsts or list(days.days) != number[firsts].tolist():
+        raise ValueError(f"{DAYS} disagrees with the days of the rows")
+    months = {f"{d:%Y-%m}" for d in days.days}
+    if months != {manifest.month} or (days.days[0], days.days[-1]) != (manifest.first_day, manifest.last_day):
+        raise ValueError(f"its days run from {days.days[0]} to {days.days[-1]}, not as the manifest says")
+
+
+def _check_vectors(vectors: Vectors, articles: Sequence[Article], encoder: EncoderIdentity) -> None:
+    if vectors.shape != (len(articles), encoder.dimension) or vectors.dtype != np.float32:
+        raise DataError(
+            f"encoder {encoder.name} gave {vectors.dtype} {vectors.shape} for {len(articles)} texts, "
+            f"not float32 ({len(articles)}, {encoder.dimension})"
+        )
+    off = ~(np.abs(np.linalg.norm(vectors, axis=1) - 1) <= _NORM_TOLERANCE)
+    if off.any():
+        raise DataError(
+            f"encoder {encoder.name} gave article {articles[int(off.argmax())].id!r} a vector that is not of unit length"
+        )
+
+
+def _write_articles(file: Path, articles: Sequence[Article]) -> None:
+    columns: dict[str, list[Any]] = {name: [getattr(a, name) for a in articles] for name in _SCHEMA.names}
+    try:
+        table = pa.table(columns, schema=_SCHEMA)
+    except UnicodeEncodeError as error:
+        bad = next(a.id for a in articles if not _is_utf8(a))
+        raise DataError(
+            f"article {bad!r} holds a lone surrogate, which is no text; repair it where it is read"
+        ) from error
+    with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, _SCHEMA) as writer:
+        writer.write_table(table)
+
+
+def _is_utf8(article: Article) -> bool:
+    return not any(
+        0xD800 <= ord(c) <= 0xDFFF for value in dict(article).values() if isinstance(value, str) for c in value
+    )
+
+
+def month_of(day: dt.date) -> str:
+    """The shard of a day, `YYYY-MM`."""
+    return f"{day:%Y-%m}"
