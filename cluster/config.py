@@ -267,6 +267,8 @@ class TrainingSettings(Section):
     lora_rank: int = Field(0, ge=0)
     """0: all weights."""
     threads: PositiveInt | None = None
+    """Cores of the trainer; None takes those that are free on a node."""
+    gpus: float = Field(0.0, ge=0)
     seed: int = 0
 
 
