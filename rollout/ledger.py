@@ -63,11 +63,10 @@ class Ledger:
         """An existing ledger. Raises DataError if it is missing or of another version."""
         if not path.is_file():
             raise DataError(f"ledger {path} does not exist; is its folder a run directory?")
-        connection = _connect(path)
         try:
+            connection = _connect(path)
             (version,) = connection.execute("SELECT number FROM version").fetchone()
         except sqlite3.DatabaseError as error:
-            connection.close()
             raise DataError(f"ledger {path} cannot be read: {error}") from error
         if version != SCHEMA_VERSION:
             connection.close()

@@ -1,0 +1,150 @@
+"""EngineActor: one vLLM AsyncLLM behind a Ray actor. Ids in; ids and log-probabilities out.
+
+It knows nothing of text, chats or forecasts. A request that outlives its deadline is aborted at the engine. Exceptions of
+vLLM become ours here, because they do not survive pickling.
+"""
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from cluster.config import EngineSettings, SamplingSettings
+from cluster.failures import InfrastructureError
+from cluster.record import Record
+
+
+class EngineOutput(Record):
+    """What one request produced."""
+
+    token_ids: tuple[int, ...]
+    """Sampled ids, including a stop token."""
+    logprobs: tuple[float, ...]
+    """One per sampled id, nats, under the distribution it was drawn from (after temperature and truncation)."""
+    finish: Literal["stop", "length", "abort"]
+    cached_tokens: int
+    """Prompt tokens served from the prefix cache."""
+    seconds: float
+
+
+class EngineFacts(Record):
+    """What an engine says of itself once it can serve."""
+
+    weights: str
+    """Fingerprint of the folder it loaded."""
+    max_model_len: int
+    start_seconds: float
+
+
+def engine_environment(settings: EngineSettings) -> dict[str, str]:
+    """Environment of an engine's process; it does not inherit the launcher's thread settings."""
+    environment = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "1"}
+    if settings.gpus == 0:
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    return environment
+
+
+class EngineActor:
+    """One replica. Made a Ray actor by the pool."""
+
+    def __init__(
+        self, path: str, weights: str, settings: EngineSettings, sampling: SamplingSettings, seed: int
+    ) -> None:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        began = time.monotonic()
+        options: dict[str, Any] = {
+            "dtype": settings.dtype,
+            "max_model_len": settings.max_model_len,
+            "enable_prefix_caching": True,
+            "enforce_eager": settings.gpus == 0,
+            # The trained-on log-probabilities are those of the distribution that was sampled from.
+            "logprobs_mode": "processed_logprobs",
+            "disable_log_stats": True,
+            # The engine is seeded, never a request: vLLM 0.31 on CPU dies of a seeded request.
+            "seed": seed,
+        } | settings.options
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=path, **options))
+        self._settings = settings
+        self._sampling = sampling
+        self._facts = EngineFacts(
+            weights=weights, max_model_len=settings.max_model_len, start_seconds=time.monotonic() - began
+        )
+
+    async def facts(self) -> EngineFacts:
+        """Answers once the engine can serve."""
+        return self._facts
+
+    async def process(self) -> int:
+        """Id of the actor's process."""
+        return os.getpid()
+
+    async def unfinished(self) -> int:
+        """Requests that the engine still works on."""
+        return int(self._engine.output_processor.get_num_unfinished_requests())
+
+    async def generate(self, ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int]) -> EngineOutput:
+        """Sample up to `max_tokens` behind `ids`.
+
+        Raises InfrastructureError: `engine-lost` when the engine died, `engine-time-out` when the deadline passed
+        (the request is aborted), `engine-refused` when vLLM does not take the request.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        parameters = SamplingParams(
+            temperature=self._sampling.temperature,
+            top_p=self._sampling.top_p,
+            top_k=self._sampling.top_k,
+            max_tokens=max_tokens,
+            stop_token_ids=list(stop_ids),
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                final = None
+                async for output in self._engine.generate(
+                    {"prompt_token_ids": list(ids)}, parameters, request_id=uuid.uuid4().hex
+                ):
+                    final = output
+        except TimeoutError as error:
+            raise InfrastructureError(
+                "engine-time-out", f"no answer in {self._settings.request_timeout_s:g} s"
+            ) from error
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise InfrastructureError("engine-lost", str(error)) from None
+        except ValueError as error:
+            raise InfrastructureError("engine-refused", str(error)) from None
+        if final is None:
+            raise InfrastructureError("engine-lost", "the engine ended the request without an output")
+        chosen = final.outputs[0]
+        logprobs = tuple(step[i].logprob for step, i in zip(chosen.logprobs, chosen.token_ids, strict=True))
+        return EngineOutput(
+            token_ids=tuple(chosen.token_ids),
+            logprobs=logprobs,
+            finish=chosen.finish_reason if chosen.finish_reason in ("stop", "length") else "abort",
+            cached_tokens=final.num_cached_tokens or 0,
+            seconds=time.monotonic() - began,
+        )
+
+    def shutdown(self) -> None:
+        """Stop the engine's own processes."""
+        self._engine.shutdown()
+
+
+def check_loadable(path: Path) -> None:
+    """Raises InfrastructureError if the folder cannot be a model: said before an engine is started."""
+    if not (path / "config.json").is_file():
+        raise InfrastructureError(
+            "model-missing", f"{path} is not a model folder (no config.json); run `make setup` or set model.path"
+        )

@@ -1,0 +1,208 @@
+"""The engine pool: replicas as Ray actors behind one router, restarted when they die.
+
+One PoolActor owns the routing state, so that all workers see the same load. A call asks it for an engine, talks to that
+engine directly, and tells it when the call has ended. A dead replica costs its running calls (InfrastructureError, to be
+repeated elsewhere) and nothing else.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+
+from cluster.config import EngineSettings, SamplingSettings
+from cluster.engine import EngineActor, EngineFacts, EngineOutput, check_loadable, engine_environment
+from cluster.failures import InfrastructureError
+from cluster.routing import Router
+
+logger = logging.getLogger(__name__)
+
+
+class Assignment(NamedTuple):
+    """Where one call goes."""
+
+    engine: int
+    incarnation: int
+    """How often this replica has been started; a report about an earlier one is out of date."""
+    handle: Any
+
+
+class PoolActor:
+    """Starts, routes to and restarts the replicas. Made a Ray actor by EnginePool."""
+
+    def __init__(
+        self, path: str, weights: str, settings: EngineSettings, sampling: SamplingSettings, seed: int
+    ) -> None:
+        self._path, self._weights = path, weights
+        self._settings, self._sampling, self._seed = settings, sampling, seed
+        self._router = Router(range(settings.replicas))
+        for engine in range(settings.replicas):
+            self._router.died(engine)
+        self._handles: dict[int, Any] = {}
+        self._incarnations = dict.fromkeys(range(settings.replicas), 0)
+        self._restarting: dict[int, asyncio.Task[None]] = {}
+        self._changed = asyncio.Condition()
+
+    async def start(self) -> list[EngineFacts]:
+        """Start every replica side by side. Raises InfrastructureError if one does not come up in time."""
+        return list(await asyncio.gather(*(self._start_one(e) for e in range(self._settings.replicas))))
+
+    async def assign(self, session: str, tokens: int) -> Assignment:
+        """An engine for a call; waits while all are restarting.
+
+        Raises InfrastructureError `no-engine` when none is left to wait for.
+        """
+        while True:
+            engine = self._router.assign(session, tokens)
+            if engine is not None:
+                return Assignment(engine, self._incarnations[engine], self._handles[engine])
+            if not self._restarting:
+                raise InfrastructureError("no-engine", "every replica has died and its restarts are spent")
+            async with self._changed:
+                await self._changed.wait()
+
+    async def finish(self, engine: int, incarnation: int, tokens: int) -> None:
+        """A call has ended."""
+        if self._incarnations[engine] == incarnation:
+            self._router.finish(engine, tokens)
+
+    async def release(self, session: str) -> None:
+        """A session has ended."""
+        self._router.release(session)
+
+    async def lost(self, engine: int, incarnation: int, why: str) -> None:
+        """A caller found a replica dead; it is replaced once, however many callers say so."""
+        if self._incarnations[engine] != incarnation or engine in self._restarting:
+            return
+        self._router.died(engine)
+        if incarnation > self._settings.restarts:
+            logger.error("engine %d is lost for good after %d restarts: %s", engine, self._settings.restarts, why)
+            return
+        logger.warning("engine %d died and is started again: %s", engine, why)
+        self._restarting[engine] = asyncio.create_task(self._restart(engine))
+
+    async def handles(self) -> list[Any]:
+        """The replicas' actor handles, in order."""
+        return [self._handles[e] for e in sorted(self._handles)]
+
+    async def stop(self) -> None:
+        """End every replica."""
+        for task in self._restarting.values():
+            task.cancel()
+        for handle in self._handles.values():
+            try:
+                await asyncio.wait_for(handle.shutdown.remote(), 20)
+            except (RayActorError, TimeoutError):
+                logger.info("an engine did not shut down by itself and is killed")
+            ray.kill(handle)
+        self._handles.clear()
+
+    async def _start_one(self, engine: int) -> EngineFacts:
+        self._incarnations[engine] += 1
+        actor = ray.remote(EngineActor).options(
+            num_cpus=self._settings.cpus,
+            num_gpus=self._settings.gpus,
+            max_concurrency=1000,
+            runtime_env={"env_vars": engine_environment(self._settings)},
+        )
+        seed = self._seed * 1000 + engine * 10 + self._incarnations[engine]
+        handle = actor.remote(self._path, self._weights, self._settings, self._sampling, seed)
+        try:
+            facts: EngineFacts = await asyncio.wait_for(handle.facts.remote(), self._settings.start_timeout_s)
+        except (TimeoutError, RayActorError) as error:
+            ray.kill(handle)
+            asked = f"{self._settings.cpus:g} CPU and {self._settings.gpus:g} GPU"
+            raise InfrastructureError(
+                "engine-start",
+                f"replica {engine} ({asked}) did not start within {self._settings.start_timeout_s:g} s: {error}",
+            ) from None
+        self._handles[engine] = handle
+        self._router.revived(engine)
+        return facts
+
+    async def _restart(self, engine: int) -> None:
+        ray.kill(self._handles.pop(engine))
+        try:
+            await self._start_one(engine)
+        except InfrastructureError as error:
+            logger.error("engine %d could not be started again: %s", engine, error)
+        finally:
+            del self._restarting[engine]
+            async with self._changed:
+                self._changed.notify_all()
+
+
+class EngineClient:
+    """What a worker holds to reach the pool; picklable."""
+
+    def __init__(self, pool: Any, facts: EngineFacts) -> None:
+        self._pool = pool
+        self.facts = facts
+
+    async def generate(
+        self, session: str, ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int]
+    ) -> tuple[EngineOutput, str]:
+        """One call; returns the output and the replica's name. Raises InfrastructureError, to be repeated elsewhere."""
+        tokens = len(ids) + max_tokens
+        try:
+            engine, incarnation, handle = await self._pool.assign.remote(session, tokens)
+        except RayActorError as error:
+            raise InfrastructureError("pool-lost", str(error)) from None
+        try:
+            output: EngineOutput = await handle.generate.remote(ids, max_tokens, stop_ids)
+        except InfrastructureError as error:
+            if error.reason == "engine-lost":
+                await self._pool.lost.remote(engine, incarnation, error.detail)
+            raise
+        except (RayActorError, ActorUnavailableError, GetTimeoutError) as error:
+            await self._pool.lost.remote(engine, incarnation, str(error))
+            raise InfrastructureError("engine-lost", f"replica {engine}: {type(error).__name__}") from None
+        finally:
+            self._pool.finish.remote(engine, incarnation, tokens)
+        return output, f"engine-{engine}.{incarnation}"
+
+    async def release(self, session: str) -> None:
+        """The session has ended."""
+        self._pool.release.remote(session)
+
+
+class EnginePool:
+    """The pool as the driver holds it: started here, stopped here."""
+
+    def __init__(
+        self, path: Path, weights: str, settings: EngineSettings, sampling: SamplingSettings, seed: int
+    ) -> None:
+        check_loadable(path)
+        self._actor = (
+            ray.remote(PoolActor)
+            .options(num_cpus=0, max_concurrency=10_000)
+            .remote(str(path), weights, settings, sampling, seed)
+        )
+        try:
+            self.facts: list[EngineFacts] = ray.get(self._actor.start.remote())
+        except InfrastructureError:
+            ray.kill(self._actor)
+            raise
+
+    def client(self) -> EngineClient:
+        """A handle for workers."""
+        return EngineClient(self._actor, self.facts[0])
+
+    def handles(self) -> list[Any]:
+        """The replicas' actor handles: for tests and tools."""
+        return list(ray.get(self._actor.handles.remote()))
+
+    def stop(self) -> None:
+        """End the replicas and the router."""
+        ray.get(self._actor.stop.remote())
+        ray.kill(self._actor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

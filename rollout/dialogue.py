@@ -1,0 +1,101 @@
+"""The conversation of one step, for token models and for message models.
+
+A token dialogue holds the ids that the engine has seen and appends to them; it never looks back. A message dialogue
+holds messages alone.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rollout.chat import ChatFormat, ParsedTurn
+from rollout.model import Completion
+from rollout.tools import ToolSchema
+from rollout.trajectory import Message
+
+
+class Dialogue(Protocol):
+    """What a forecast step needs of a conversation."""
+
+    tokenizer: str
+    """Fingerprint of tokenizer and chat format; empty for a message dialogue."""
+
+    def ids(self) -> tuple[int, ...]:
+        """The whole context, as the engine is to see it."""
+        ...
+
+    def room(self) -> int:
+        """Tokens left in the context; a message dialogue has no limit of its own."""
+        ...
+
+    def cost(self, messages: Sequence[Message]) -> int:
+        """Tokens that appending these messages would take."""
+        ...
+
+    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]:
+        """Append messages before the next call; returns the ids that were added."""
+        ...
+
+    def accept(self, completion: Completion) -> ParsedTurn:
+        """Take what the model said into the conversation."""
+        ...
+
+
+class TokenDialogue:
+    """Token-exact: the context is the concatenation of what was rendered and what was sampled."""
+
+    def __init__(self, chat: ChatFormat, max_model_len: int) -> None:
+        self._chat = chat
+        self._limit = max_model_len
+        self._ids: list[int] = []
+        self._last: int | None = None
+        self.tokenizer = chat.fingerprint
+
+    def ids(self) -> tuple[int, ...]:
+        """Everything so far."""
+        return tuple(self._ids)
+
+    def room(self) -> int:
+        """What the context still holds."""
+        return self._limit - len(self._ids)
+
+    def cost(self, messages: Sequence[Message]) -> int:
+        """Length of the ids that `append` would add behind a turn."""
+        return len(self._chat.extend(messages, self._last))
+
+    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]:
+        """The first call opens the conversation and states the tools; later ones only append."""
+        added = self._chat.extend(messages, self._last) if self._ids else self._chat.open(messages, tools)
+        self._ids += added
+        return tuple(added)
+
+    def accept(self, completion: Completion) -> ParsedTurn:
+        """Sampled ids are appended as they are."""
+        self._ids += completion.token_ids
+        self._last = completion.token_ids[-1] if completion.token_ids else None
+        return self._chat.parse(completion.token_ids)
+
+
+class MessageDialogue:
+    """For models that read messages."""
+
+    tokenizer = ""
+
+    def ids(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    def room(self) -> int:
+        """Unlimited."""
+        return 1_000_000_000
+
+    def cost(self, messages: Sequence[Message]) -> int:  # noqa: ARG002 - the protocol's signature
+        """Nothing."""
+        return 0
+
+    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]:  # noqa: ARG002
+        """Adds no ids."""
+        return ()
+
+    def accept(self, completion: Completion) -> ParsedTurn:
+        """The model has said it in words already."""
+        return ParsedTurn(text=completion.text, tool_calls=completion.tool_calls)

@@ -1,0 +1,31 @@
+"""The engine pool as a Model: ids in, ids out."""
+
+from cluster.pool import EngineClient
+from rollout.model import Completion, SampleRequest
+
+
+class EngineModel:
+    """Samples from the pool; calls of one session go to one engine while it lives."""
+
+    def __init__(self, client: EngineClient, stop_ids: tuple[int, ...]) -> None:
+        self._client = client
+        self._stop_ids = stop_ids
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Raises InfrastructureError when the attempt must be repeated elsewhere."""
+        output, engine = await self._client.generate(
+            request.session, request.prompt_ids, request.max_tokens, self._stop_ids
+        )
+        return Completion(
+            token_ids=output.token_ids,
+            logprobs=output.logprobs,
+            finish=output.finish,
+            cached_tokens=output.cached_tokens,
+            seconds=output.seconds,
+            engine=engine,
+            weights=self._client.facts.weights,
+        )
+
+    async def release(self, session: str) -> None:
+        """The engine forgets the session's pin."""
+        await self._client.release(session)

@@ -1,0 +1,256 @@
+"""A whole run: pools up, leases out, records in, until every scheduled forecast is in the ledger or the run is stopped.
+
+The driver is the ledger's only writer and holds no forecast anywhere else: a record is in the ledger or its step is run
+again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from cluster.config import Settings
+from cluster.failures import Failure
+from cluster.home import model_path
+from cluster.pool import EngineClient, EnginePool
+from cluster.record import Record
+from cluster.session import start_session
+from retrieval.pool import start_retrieval_pool
+from retrieval.view import Searcher
+from rollout.coordinator import Coordinator, Lease
+from rollout.ledger import Ledger
+from rollout.notebook import NotebookState
+from rollout.plan import Plan, uses_tools
+from rollout.prompts import prompt_hash
+from rollout.record import ForecastKey, ForecastRecord
+from rollout.run import RunDirectory
+from rollout.worker import RolloutWorker, StepOutcome
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 20.0
+"""How long running steps may still finish after a stop was asked for."""
+WORKER_RESTARTS = 20
+"""Ray starts a dead worker again this often in one run."""
+LONGEST_BACKOFF_SECONDS = 20.0
+
+
+class Progress(Record):
+    """The state of a run at one moment, for the terminal."""
+
+    total: int
+    done: int
+    running: int
+    failures: dict[str, int]
+    retried: int
+    """Attempts that infrastructure failed and that were queued again."""
+    output_tokens: int
+    seconds: float
+    """Since the first lease of this process."""
+    stage: str
+
+
+class RunSummary(Record):
+    """How a run ended."""
+
+    scheduled: int
+    recorded: int
+    """Records in the ledger, of this process and earlier ones."""
+    recorded_now: int
+    failures: dict[str, int]
+    retried: int
+    stopped: bool
+    """Whether it was asked to stop before all was done."""
+    bugs: int
+    seconds: float
+    output_tokens: int
+
+
+Report = Callable[[Progress], None]
+
+
+def execute(plan: Plan, resume: bool, report: Report) -> RunSummary:
+    """Run or resume a plan in its run directory.
+
+    Raises SettingsError if the directory holds another run, or the same one and `resume` is not set.
+    """
+    run = RunDirectory(plan.settings.run.directory)
+    with contextlib.closing(run.lock()):
+        if run.exists and resume:
+            run.check_resumable(plan.manifest)
+        else:
+            run.create(plan.settings, plan.manifest, plan.events, plan.keys, plan.floor())
+        with run.ledger() as ledger:
+            finished = {r.key: r.notebook for r in ledger.records()}
+            if len(finished) == len(plan.keys):
+                return _Run(plan, ledger, finished, report).summary(stopped=False)
+            with start_session(plan.settings.ray):
+                return asyncio.run(_Run(plan, ledger, finished, report).go())
+
+
+class _Run:
+    def __init__(
+        self, plan: Plan, ledger: Ledger, finished: dict[ForecastKey, NotebookState | None], report: Report
+    ) -> None:
+        self._plan, self._ledger, self._report = plan, ledger, report
+        self._settings: Settings = plan.settings
+        self._coordinator = Coordinator(plan.keys, finished, plan.settings.rollout.attempts)
+        self._events = {e.id: e for e in plan.events}
+        self._failures = Counter(ledger.failures())
+        self._retried = self._bugs = self._output_tokens = self._recorded_now = 0
+        self._began = time.monotonic()
+        self._stopping = asyncio.Event()
+
+    async def go(self) -> RunSummary:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+        with contextlib.ExitStack() as stack:
+            searcher, engines = self._pools(stack)
+            workers = self._workers(stack, searcher, engines)
+            self._say("starting workers")
+            await asyncio.gather(*(w.ready.remote() for w in workers))
+            self._began = time.monotonic()
+            await self._work(workers)
+        return self.summary(stopped=self._stopping.is_set() and not self._coordinator.complete)
+
+    def summary(self, stopped: bool) -> RunSummary:
+        return RunSummary(
+            scheduled=self._coordinator.total,
+            recorded=self._coordinator.done,
+            recorded_now=self._recorded_now,
+            failures=dict(self._failures),
+            retried=self._retried,
+            stopped=stopped,
+            bugs=self._bugs,
+            seconds=time.monotonic() - self._began,
+            output_tokens=self._output_tokens,
+        )
+
+    def _pools(self, stack: contextlib.ExitStack) -> tuple[Searcher | None, EngineClient | None]:
+        searcher: Searcher | None = None
+        engines: EngineClient | None = None
+        if uses_tools(self._settings):
+            self._say("starting the retrieval pool")
+            retrieval = start_retrieval_pool(self._settings)
+            stack.callback(retrieval.close)
+            searcher = retrieval.client()
+        if self._settings.model.kind == "vllm":
+            self._say("starting the engines")
+            path = model_path(self._settings.model.path)
+            pool = EnginePool(
+                path, self._plan.weights, self._settings.engine, self._settings.sampling, self._settings.run.seed
+            )
+            stack.callback(pool.stop)
+            engines = pool.client()
+        return searcher, engines
+
+    def _workers(
+        self, stack: contextlib.ExitStack, searcher: Searcher | None, engines: EngineClient | None
+    ) -> list[Any]:
+        prompts = {e.id: e.prompt() for e in self._plan.events}
+        beliefs = {e.id: e.beliefs for e in self._plan.events} if self._settings.model.kind == "market" else {}
+        actor = ray.remote(RolloutWorker).options(
+            num_cpus=self._settings.ray.worker_cpus,
+            max_concurrency=self._settings.rollout.concurrency + 1,
+            max_restarts=WORKER_RESTARTS,
+        )
+        shared = [ray.put(value) for value in (self._settings, prompts, beliefs)]
+        workers = [actor.remote(*shared, engines, searcher) for _ in range(self._settings.rollout.workers)]
+        for worker in workers:
+            stack.callback(ray.kill, worker)
+        return workers
+
+    async def _work(self, workers: list[Any]) -> None:
+        """Keep every worker at its concurrency until nothing is left, or a stop was asked for."""
+        free = [w for _ in range(self._settings.rollout.concurrency) for w in workers]
+        running: dict[asyncio.Task[StepOutcome], Any] = {}
+        stop = asyncio.create_task(self._stopping.wait())
+        deadline = None
+        while not self._coordinator.complete:
+            for worker, lease in self._admit(free):
+                running[asyncio.create_task(self._attempt(worker, lease))] = worker
+            if not running:
+                break
+            if self._stopping.is_set() and deadline is None:
+                deadline = time.monotonic() + GRACE_SECONDS
+                self._say(f"stopping: waiting up to {GRACE_SECONDS:g} s for {len(running)} running steps")
+            waiting: list[asyncio.Task[Any]] = [*running] if deadline else [*running, stop]
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            done, _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for task in [t for t in running if t in done]:
+                free.append(running.pop(task))
+                self._take(await task)
+            if not done and deadline:
+                break
+            self._say("running")
+        for task in (*running, stop):
+            task.cancel()
+        await asyncio.gather(*running, stop, return_exceptions=True)
+
+    def _admit(self, free: list[Any]) -> Iterator[tuple[Any, Lease]]:
+        while free and not self._stopping.is_set() and (lease := self._coordinator.lease()) is not None:
+            yield free.pop(), lease
+
+    async def _attempt(self, worker: Any, lease: Lease) -> StepOutcome:
+        """One lease on one worker; a dead worker is an infrastructure failure of the attempt."""
+        try:
+            outcome: StepOutcome = await worker.run.remote(lease)
+        except RayActorError as error:
+            failure = Failure(kind="infrastructure", reason="worker-lost", detail=str(error))
+            outcome = StepOutcome(lease=lease, failure=failure)
+        if outcome.failure is not None and outcome.failure.kind == "infrastructure":
+            await asyncio.sleep(min(0.5 * 2**lease.attempt, LONGEST_BACKOFF_SECONDS))
+        return outcome
+
+    def _take(self, outcome: StepOutcome) -> None:
+        lease, failure = outcome.lease, outcome.failure
+        record = outcome.record
+        if failure is not None and failure.kind == "infrastructure":
+            again = self._coordinator.fail(lease)
+            if again is not False:
+                self._retried += bool(again)
+                logger.warning("attempt %d of %s failed: %s", lease.attempt, lease.key, failure.reason)
+                return
+        if record is None:
+            self._bugs += failure is not None and failure.kind == "bug"
+            record = self._without_report(lease, failure)
+        # The ledger first: a record that the coordinator counts is always on disk.
+        self._ledger.commit(record, outcome.trajectory)
+        if self._coordinator.finish(lease, record.notebook):
+            self._recorded_now += 1
+            self._output_tokens += record.usage.output_tokens
+            if record.failure is not None:
+                self._failures[record.failure.reason] += 1
+
+    def _without_report(self, lease: Lease, failure: Failure | None) -> ForecastRecord:
+        return ForecastRecord(
+            key=lease.key,
+            options=self._events[lease.key.event].options,
+            report=None,
+            notebook=lease.carried,
+            failure=failure,
+            attempts=lease.attempt,
+            prompt=prompt_hash(lease.key.mode, self._settings.rollout.prompt),
+            weights=self._plan.weights,
+        )
+
+    def _say(self, stage: str) -> None:
+        self._report(
+            Progress(
+                total=self._coordinator.total,
+                done=self._coordinator.done,
+                running=self._coordinator.leased,
+                failures=dict(self._failures),
+                retried=self._retried,
+                output_tokens=self._output_tokens,
+                seconds=time.monotonic() - self._began,
+                stage=stage,
+            )
+        )

@@ -1,0 +1,143 @@
+"""From settings to a plan: which events, which dates, which forecasts, and the hashes of all that goes in.
+
+Nothing is started here; `--dry-run` prints a plan.
+"""
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster.config import Settings
+from cluster.failures import DataError, SettingsError
+from cluster.home import model_path
+from cluster.record import Record
+from retrieval.library import Library
+from rollout.episode import chains, schedule
+from rollout.events.dates import forecast_dates
+from rollout.events.event import Belief, Event
+from rollout.events.load import load_events
+from rollout.events.split import split_events
+from rollout.manifest import Manifest, hash_lines, make_manifest, weights_hash
+from rollout.prompts import prompt_hash
+from rollout.record import ForecastKey
+from rollout.run import read_floor
+from rollout.sandbox import Sandbox
+
+PROMPT_TOKENS = {"full": 2500, "compact": 450}
+"""A rough prompt length by variant, for the estimate alone."""
+TURNS_GUESSED = 4
+"""Model calls that a step with tools is guessed to make, for the estimate alone."""
+
+
+class Plan(Record):
+    """Everything a run will do."""
+
+    settings: Settings
+    events: tuple[Event, ...]
+    keys: tuple[ForecastKey, ...]
+    quarantined: dict[str, int]
+    """Rows of the events file by reason."""
+    naive_times: int
+    dropped: dict[str, int]
+    """Good events that are not run, by reason."""
+    weights: str
+    """Fingerprint of the model folder; empty for rule-based forecasters."""
+    manifest: Manifest
+
+    @property
+    def episodes(self) -> int:
+        """Chains and single steps count one by event, mode and rollout."""
+        return len({(k.event, k.mode, k.rollout) for k in self.keys})
+
+    @property
+    def chains(self) -> int:
+        """Units of work that may run side by side."""
+        return len(chains(self.keys))
+
+    @property
+    def tokens(self) -> int:
+        """A rough estimate of input plus output tokens."""
+        prompt, said = PROMPT_TOKENS[self.settings.rollout.prompt], self.settings.sampling.max_tokens
+        turns = sum(1 if k.mode == "no-tools" else TURNS_GUESSED for k in self.keys)
+        return turns * (prompt + said)
+
+    def floor(self) -> dict[tuple[str, dt.date], Belief]:
+        """The world's best possible forecasts for the plan's events."""
+        path = self.settings.events.floor
+        if path is None:
+            return {}
+        wanted = {(k.event, k.date) for k in self.keys}
+        return {key: p for key, p in read_floor(path).items() if key in wanted}
+
+
+def uses_tools(settings: Settings) -> bool:
+    """Whether any step of the run may call a tool."""
+    return settings.model.kind in ("vllm", "reader") and set(settings.rollout.modes) != {"no-tools"}
+
+
+def make_plan(settings: Settings, quarantine: Path | None = None) -> Plan:
+    """Load, filter, split, date and schedule. Raises SettingsError or DataError that say what to do.
+
+    Rows that are not used go to `quarantine` with their reasons.
+    """
+    loaded = load_events(settings.events, quarantine)
+    split = split_events(loaded.records, settings.events.train, settings.events.eval, settings.events.limit)
+    dropped = Counter(split.dropped)
+    library = Library.open(settings.index.directory) if settings.index.directory.exists() else None
+    if library is None and uses_tools(settings):
+        raise SettingsError(
+            f"no index at {settings.index.directory}; run `pastcast index build` with the same settings"
+        )
+    activity = library.activity() if library else {}
+    first_day = library.first_day if library else None
+    dates: dict[str, tuple[dt.date, ...]] = {}
+    events: list[Event] = []
+    for event in split.events:
+        if event.split not in settings.rollout.splits:
+            dropped["other-split"] += 1
+            continue
+        days = forecast_dates(event, activity, first_day, settings.events.schedule)
+        if not days:
+            dropped["too-few-days"] += 1
+            continue
+        dates[event.id] = days
+        events.append(event)
+    if not events:
+        raise DataError(
+            f"no event of {settings.events.path} can be forecast: {len(loaded.records)} loaded, quarantined "
+            f"{loaded.quarantined}, dropped {dict(dropped)}; check events.train, events.eval and rollout.splits"
+        )
+    label = settings.model.label
+    keys = schedule(label, dates, settings.rollout.modes, settings.rollout.count)
+    weights = ""
+    if settings.model.kind == "vllm":
+        folder = model_path(settings.model.path)
+        if not folder.is_dir():
+            raise SettingsError(f"model.path {settings.model.path} is neither prepared nor a folder; run `make setup`")
+        weights = weights_hash(folder)
+    inputs = _inputs(settings, events, keys, library.fingerprint if library else "", weights)
+    return Plan(
+        settings=settings,
+        events=tuple(events),
+        keys=tuple(keys),
+        quarantined=loaded.quarantined,
+        naive_times=loaded.naive_times,
+        dropped=dict(dropped),
+        weights=weights,
+        manifest=make_manifest(settings, inputs),
+    )
+
+
+def _inputs(
+    settings: Settings, events: list[Event], keys: list[ForecastKey], index: str, weights: str
+) -> Mapping[str, str]:
+    prompts = {f"prompt.{m}": prompt_hash(m, settings.rollout.prompt) for m in settings.rollout.modes}
+    return {
+        "events": hash_lines(e.model_dump_json() for e in events),
+        "schedule": hash_lines(k.model_dump_json() for k in keys),
+        "index": index,
+        "weights": weights,
+        "sandbox": Sandbox(settings.rollout.python).describe() if uses_tools(settings) else "",
+        **prompts,
+    }

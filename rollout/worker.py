@@ -1,0 +1,127 @@
+"""A rollout worker: a Ray actor that drives many leased steps at once.
+
+It holds the clients of the pools, the sandbox and the chat format, and no run state: when it dies, its leases return to
+the coordinator and another one runs them.
+"""
+
+import datetime as dt
+import logging
+import traceback
+from collections.abc import Mapping
+
+from cluster.config import Settings
+from cluster.failures import Failure, InfrastructureError
+from cluster.home import model_path
+from cluster.pool import EngineClient
+from cluster.record import Record
+from retrieval.view import DatedView, Searcher
+from rollout.chat import ChatFormat, load_chat
+from rollout.coordinator import Lease
+from rollout.dialogue import Dialogue, MessageDialogue, TokenDialogue
+from rollout.driver import drive, monotonic
+from rollout.engine_model import EngineModel
+from rollout.events.event import Belief, EventPrompt
+from rollout.forecasters import MarketForecaster, ReaderForecaster, UniformForecaster
+from rollout.model import Model
+from rollout.record import ForecastRecord
+from rollout.sandbox import Sandbox
+from rollout.step import StepTask, forecast_step
+from rollout.tools import ToolRunner
+from rollout.trajectory import Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+class StepOutcome(Record):
+    """What became of one lease: a record, or a failure of the attempt."""
+
+    lease: Lease
+    record: ForecastRecord | None = None
+    trajectory: Trajectory | None = None
+    failure: Failure | None = None
+    """Infrastructure (to be repeated) or a bug of ours (to be recorded and told loudly)."""
+
+
+class RolloutWorker:
+    """Made a Ray actor by the run; `run` is called many times at once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        events: Mapping[str, EventPrompt],
+        beliefs: Mapping[str, Mapping[dt.date, Belief]],
+        engines: EngineClient | None,
+        searcher: Searcher | None,
+    ) -> None:
+        """`beliefs` is empty for every model but the `market` reference."""
+        self._settings = settings
+        self._events = events
+        self._searcher = searcher
+        self._sandbox = Sandbox(settings.rollout.python)
+        self._chat: ChatFormat | None = None
+        if engines is not None:
+            chosen = settings.model
+            self._chat = load_chat(
+                model_path(chosen.path), chosen.chat, chosen.tool_parser, chosen.reasoning_parser, engines.facts.weights
+            )
+        self._model = _model(settings, beliefs, engines, self._chat)
+
+    async def ready(self) -> bool:
+        """Answers once the worker can take leases."""
+        return True
+
+    async def run(self, lease: Lease) -> StepOutcome:
+        """Run one step. Never raises: what goes wrong is in the outcome."""
+        try:
+            record, trajectory = await self._run(lease)
+        except InfrastructureError as error:
+            failure = Failure(kind="infrastructure", reason=error.reason, detail=error.detail)
+            return StepOutcome(lease=lease, failure=failure)
+        except Exception as error:  # noqa: BLE001 - a bug of ours is recorded with its traceback; other steps go on
+            detail = traceback.format_exc()
+            logger.error("a step failed by a bug of ours, %s:\n%s", lease.key, detail)
+            return StepOutcome(lease=lease, failure=Failure(kind="bug", reason=type(error).__name__, detail=detail))
+        record = record.model_copy(update={"attempts": lease.attempt})
+        return StepOutcome(lease=lease, record=record, trajectory=trajectory)
+
+    async def _run(self, lease: Lease) -> tuple[ForecastRecord, Trajectory]:
+        settings = self._settings.rollout
+        task = StepTask(
+            key=lease.key,
+            event=self._events[lease.key.event],
+            carried=lease.carried,
+            variant=settings.prompt,
+            policy=settings.parse,
+            budget=settings.budget,
+            retrieval=self._settings.retrieval,
+            max_tokens=self._settings.sampling.max_tokens,
+        )
+        dialogue: Dialogue = MessageDialogue()
+        if self._chat is not None:
+            dialogue = TokenDialogue(self._chat, self._settings.engine.max_model_len)
+        step = forecast_step(task, dialogue, monotonic)
+        return await drive(step, task.session, self._model, self._tools(lease))
+
+    def _tools(self, lease: Lease) -> ToolRunner | None:
+        """The step's own tools: its view's cutoff is fixed here, from the key, and nowhere else."""
+        if self._searcher is None or lease.key.mode == "no-tools":
+            return None
+        lag = dt.timedelta(days=self._settings.retrieval.cutoff_lag_days)
+        view = DatedView(self._searcher, lease.key.date - lag, self._settings.retrieval.first_day)
+        return ToolRunner(view, self._sandbox, lease.key.date, self._settings.rollout)
+
+
+def _model(
+    settings: Settings,
+    beliefs: Mapping[str, Mapping[dt.date, Belief]],
+    engines: EngineClient | None,
+    chat: ChatFormat | None,
+) -> Model:
+    chosen = settings.model
+    if engines is not None and chat is not None:
+        return EngineModel(engines, chat.stop_ids)
+    if chosen.kind == "market":
+        return MarketForecaster(beliefs)
+    if chosen.kind == "reader":
+        return ReaderForecaster(chosen.reader_searches, chosen.reader_top_k, chosen.reader_scrapes)
+    return UniformForecaster()

@@ -1,0 +1,211 @@
+"""The `pastcast` command: one verb for each thing a user does."""
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.table import Table
+
+from cluster.config import Settings, dump_settings, load_settings
+from cluster.failures import PastcastError
+from scripts.terminal import ProgressBar, console, errors
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Replays resolved events as dated forecasts for LLM agents.",
+)
+world_app = typer.Typer(no_args_is_help=True)
+index_app = typer.Typer(no_args_is_help=True)
+train_app = typer.Typer(no_args_is_help=True)
+app.add_typer(world_app, name="world", help="Synthetic worlds. Example: pastcast world make --seed 7 --out world")
+app.add_typer(index_app, name="index", help="The dated index. Example: pastcast index build --config configs/demo.yaml")
+app.add_typer(train_app, name="train", help="Fine-tuning. Example: pastcast train sft --run runs/teacher")
+
+Config = Annotated[list[Path], typer.Option("--config", "-c", help="YAML settings; may be repeated, later files win.")]
+Set = Annotated[list[str], typer.Option("--set", "-s", help="dotted.key=value; may be repeated.")]
+Runs = Annotated[list[Path], typer.Argument(help="Run directories.")]
+
+
+@app.callback()
+def _main(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is done.")] = False) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+
+
+def _verb(parent: typer.Typer, name: str, example: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a verb whose one-line help ends with an example."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        summary = (function.__doc__ or "").split("\n\n")[0].replace("\n", " ").strip()
+        text = f"{summary} Example: {example}"
+        return cast(Callable[..., Any], parent.command(name, help=text, short_help=text)(function))
+
+    return register
+
+
+@_verb(app, "doctor", "pastcast doctor")
+def doctor(
+    deep: Annotated[bool, typer.Option(help="Also start a local Ray session and a sandbox cell.")] = False,
+) -> None:
+    """Check this machine and say what to do about each fault."""
+    from scripts.doctor import doctor as check
+
+    raise typer.Exit(check(deep))
+
+
+@_verb(world_app, "make", "pastcast world make --seed 7 --events 60 --days 120 --articles-per-day 20 --out world")
+def world_make(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    seed: Annotated[int, typer.Option()] = 0,
+    events: Annotated[int, typer.Option(min=1)] = 60,
+    days: Annotated[int, typer.Option(min=30)] = 120,
+    articles_per_day: Annotated[float, typer.Option(min=0.1)] = 20.0,
+    fault: Annotated[list[str], typer.Option(help="Plant a fault; may be repeated.")] = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Write a synthetic world whose best possible forecasts are known."""
+    from rollout.events.world import make_world
+
+    made = make_world(out, seed, events, days, articles_per_day, frozenset(fault))
+    console.print(f"{out}: {made}")
+
+
+@_verb(index_app, "build", "pastcast index build --config configs/summer2024.yaml")
+def index_build(config: Config = [], set_: Set = []) -> None:  # noqa: B006
+    """Build or finish the index of the configured articles."""
+    from retrieval.build import build_from_settings
+
+    settings = load_settings(config, set_)
+    with ProgressBar("index") as bar:
+        summary = build_from_settings(settings, lambda p: bar.update(p.done, p.total, p.month))
+    console.print(summary)
+
+
+@_verb(app, "rollout", "pastcast rollout --config configs/summer2024.yaml --set rollout.count=4")
+def rollout(
+    config: Config = [],  # noqa: B006
+    set_: Set = [],  # noqa: B006
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the directory holds.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the settings and what would run; start nothing.")
+    ] = False,
+) -> None:
+    """Run every scheduled forecast of the configured events, modes and rollouts."""
+    from rollout.execute import execute
+    from rollout.plan import make_plan
+
+    settings = load_settings(config, set_)
+    plan = make_plan(settings, None if dry_run else settings.run.directory / "quarantine")
+    if dry_run:
+        console.print(dump_settings(settings), highlight=False, markup=False)
+    _print_counts("rows of the events file not used", plan.quarantined)
+    _print_counts("events not run", plan.dropped)
+    console.print(
+        f"{len(plan.events)} events, {plan.episodes} episodes, {len(plan.keys)} forecasts, "
+        f"about {plan.tokens:,} tokens at most; run {plan.manifest.fingerprint[:12]} in {settings.run.directory}"
+    )
+    if dry_run:
+        return
+    with ProgressBar("forecasts") as bar:
+        summary = execute(plan, resume, bar.run)
+    console.print(
+        f"{summary.recorded} of {summary.scheduled} forecasts recorded ({summary.recorded_now} now, "
+        f"{summary.seconds:.0f} s, {summary.output_tokens:,} sampled tokens); {summary.retried} attempts repeated"
+    )
+    _print_counts("failures", summary.failures)
+    if summary.stopped:
+        console.print(f"stopped; go on with --resume (run {settings.run.directory})")
+        raise typer.Exit(130)
+    if summary.bugs or summary.recorded < summary.scheduled:
+        errors.print(
+            f"{summary.bugs} forecasts ended in a bug of pastcast; their tracebacks are in the ledger", style="red"
+        )
+        raise typer.Exit(1)
+
+
+@_verb(app, "score", "pastcast score runs/demo --json")
+def score(runs: Runs, json_: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
+    """Print scores with intervals, failures and usage, from the ledgers alone."""
+    from eval.summary import score_runs
+    from eval.tables import score_tables
+
+    scores = score_runs(runs, Settings().scores)
+    if json_:
+        sys.stdout.write(scores.model_dump_json(indent=1) + "\n")
+        return
+    for table in score_tables(scores):
+        console.print(table)
+
+
+@_verb(app, "report", "pastcast report runs/base runs/sft --out report.html")
+def report(runs: Runs, out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html")) -> None:
+    """Write one self-contained HTML page about one or more runs."""
+    from eval.html import write_report
+
+    console.print(f"wrote {write_report(runs, out, Settings().scores)}")
+
+
+@_verb(train_app, "sft", "pastcast train sft --run runs/teacher --set training.output=checkpoints/sft")
+def train_sft(
+    run: Annotated[Path, typer.Option(help="The run whose trajectories are learned.")],
+    config: Config = [],  # noqa: B006
+    set_: Set = [],  # noqa: B006
+) -> None:
+    """Fine-tune on a run's trajectories; the checkpoint is loaded by vLLM before it is called done."""
+    from training.launch import launch_sft
+
+    console.print(launch_sft(run, load_settings(config, set_)))
+
+
+@_verb(app, "eval", "pastcast eval --checkpoint checkpoints/sft --config configs/demo.yaml")
+def evaluate(
+    checkpoint: Annotated[Path, typer.Option(help="A model folder that vLLM can load.")],
+    config: Config = [],  # noqa: B006
+    set_: Set = [],  # noqa: B006
+    base_run: Annotated[
+        Path | None, typer.Option(help="A run of the base model; by default it is rolled out too.")
+    ] = None,
+) -> None:
+    """Roll out the held-out split with a checkpoint and compare it, paired, with the base model."""
+    from eval.checkpoints import evaluate_checkpoint
+    from eval.tables import comparison_table
+
+    settings = load_settings(config, set_)
+    with ProgressBar("forecasts") as bar:
+        comparison = evaluate_checkpoint(settings, checkpoint, base_run, bar.run)
+    console.print(comparison_table(comparison))
+
+
+@_verb(app, "demo", "pastcast demo --out demo")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("demo"),
+    config: Config = [Path("configs/demo.yaml")],  # noqa: B006
+    set_: Set = [],  # noqa: B006
+) -> None:
+    """The main job, end to end: world, index, baselines, base model, teacher, fine-tuning, re-evaluation, report."""
+    from scripts.demo import run_demo
+
+    run_demo(out, load_settings(config, set_))
+
+
+def _print_counts(title: str, counts: dict[str, int]) -> None:
+    if not counts:
+        return
+    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    for reason, count in sorted(counts.items()):
+        table.add_row(str(count), reason)
+    console.print(table)
+
+
+def main() -> None:
+    """The console script: an error of ours is a message and exit status 2, never a traceback."""
+    try:
+        app()
+    except PastcastError as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+        sys.exit(2)

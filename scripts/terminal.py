@@ -1,0 +1,64 @@
+"""What a person sees while something runs: a live bar on a terminal, a line every few seconds in a log."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from rollout.execute import Progress as RunProgress
+
+console = Console()
+errors = Console(stderr=True)
+
+LOG_LINE_SECONDS = 10.0
+"""How often a log without a terminal gets a line."""
+
+
+class ProgressBar:
+    """One task's progress; `update` may be called as often as one likes."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(title, total=None, note="")
+        self._printed = 0.0
+
+    def update(self, done: int, total: int, note: str = "") -> None:
+        """Show `done` of `total`."""
+        self._bar.update(self._task, completed=done, total=total, note=note)
+        now = time.monotonic()
+        if not console.is_terminal and (now - self._printed >= LOG_LINE_SECONDS or done == total):
+            self._printed = now
+            console.print(f"{self._title}: {done}/{total} {note}", highlight=False)
+
+    def run(self, progress: RunProgress) -> None:
+        """Show a run's state: throughput, tokens and failures by reason."""
+        rate = progress.done / progress.seconds if progress.seconds > 1 and progress.running else 0.0
+        tokens = progress.output_tokens / progress.seconds if progress.seconds > 1 else 0.0
+        parts = [progress.stage]
+        if progress.stage == "running":
+            parts = [f"{progress.running} running", f"{rate:.2f} forecasts/s", f"{tokens:.0f} tokens/s"]
+        if progress.retried:
+            parts.append(f"{progress.retried} attempts repeated")
+        parts += [f"{count} {reason}" for reason, count in sorted(progress.failures.items())]
+        self.update(progress.done, progress.total, ", ".join(parts))
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
