@@ -67,11 +67,11 @@ def _outcome(values: Values, outcomes: dict[str, str]) -> tuple[str, ...]:
     found = list(raw) if isinstance(raw, list | tuple) else [raw]
     if raw in (None, "") or not found:
         raise BadRow("no-outcome", "the row carries no outcome")
-    named = []
+    named: list[str] = []
     for one in found:
         text = _as_text(one)
-        option = outcomes.get(text, text if not outcomes else None)
-        if option not in values["options"]:
+        option = outcomes.get(text) if outcomes else text
+        if option is None or option not in values["options"]:
             raise BadRow("unknown-outcome", f"outcome {text!r} names none of {list(values['options'])}")
         named.append(option)
     return tuple(named)
