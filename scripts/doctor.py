@@ -1,6 +1,6 @@
 """Looks at this machine and says what is missing for pastcast and what to do about it; changes nothing.
 
-A `fault` stops the main job, a `warn` weakens or slows it. The quick checks read files and run one small command each;
+A `fault` stops the main job, a `warn` weakens or slows it. The quick checks read files and run small commands;
 the deep ones import the heavy libraries and start a local Ray session.
 """
 
@@ -20,14 +20,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.config import RaySettings
-from cluster.failures import PastcastError
+from cluster.failures import PastcastError, SettingsError
 from cluster.home import pastcast_home
 from cluster.record import Record
+from rollout.enclosure import find_runtime
+from rollout.sandbox import choose_enclosure
 from scripts.prepare import ENCODER, MODEL, Preparation, fault_of, prepared_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 MULTIMODAL = ("torchvision", "torchaudio", "torchcodec")
-FAKETIME = ("/usr/lib*/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
 NAMED_AT_MOST = 4
 """So many packages are named in one row; the others are counted."""
 GIB = 1024**3
@@ -60,8 +61,8 @@ def run_checks(deep: bool = False) -> list[Check]:
         check_memory(*read_memory(Path("/proc/meminfo").read_text())),
         check_disk(pastcast_home()),
         check_gpu(versions),
-        check_bubblewrap(),
-        check_faketime(),
+        check_walls(),
+        check_clock(find_runtime().faketime),
         check_prepared("model", MODEL),
         check_prepared("encoder", ENCODER),
         check_shared(ROOT.parent / "shared" / "data"),
@@ -190,31 +191,29 @@ def check_gpu(versions: Mapping[str, str]) -> Check:
     return Check(name="GPU", status="ok", found=found)
 
 
-def check_bubblewrap() -> Check:
-    """bubblewrap can make a cell without network, as the Python tool needs."""
-    cell = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-all", "true"]
-    weaker = "until then the Python tool runs as a plain process: network and files are not closed to it"
-    done = _run(cell)
-    if done is None:
-        return Check(
-            name="bubblewrap", status="warn", found="not installed", advice=f"apt-get install bubblewrap; {weaker}"
-        )
-    if done.returncode != 0:
-        reason = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-        advice = (
-            f"allow user namespaces (kernel.unprivileged_userns_clone, or the container's security profile); {weaker}"
-        )
-        return Check(name="bubblewrap", status="warn", found=f"does not work: {reason[0]}", advice=advice)
-    return Check(name="bubblewrap", status="ok", found="makes a cell without network")
+def check_walls() -> Check:
+    """The Python tool's cell can be built as it should be: without network and without our files."""
+    try:
+        kind = choose_enclosure("auto").kind
+    except SettingsError as error:
+        return Check(name="Python tool", status="fault", found=str(error), advice="apt-get install bubblewrap libc-bin")
+    if kind == "bubblewrap":
+        return Check(name="Python tool", status="ok", found="bubblewrap: no network, no file of ours")
+    if shutil.which("bwrap") is None:
+        found, mend = "bubblewrap is not installed", "apt-get install bubblewrap"
+    else:
+        found, mend = "bubblewrap does not work", "allow user namespaces in the kernel or the container's profile"
+    return Check(
+        name="Python tool", status="warn", found=found, advice=f"{mend}; until then a weaker cell is used: {kind}"
+    )
 
 
-def check_faketime() -> Check:
-    """libfaketime is there, so that the Python tool's clock can stand at the forecast date."""
-    for pattern in FAKETIME:
-        if found := sorted(Path("/").glob(pattern.lstrip("/"))):
-            return Check(name="libfaketime", status="ok", found=str(found[0]))
-    advice = "apt-get install libfaketime; until then the clock is set inside Python only"
-    return Check(name="libfaketime", status="warn", found="not installed", advice=advice)
+def check_clock(faketime: str | None) -> Check:
+    """The Python tool's clock can stand at the forecast date for every library."""
+    if faketime is None:
+        advice = "apt-get install libfaketime; until then pandas and numpy show today in the Python tool"
+        return Check(name="its clock", status="warn", found="libfaketime is not installed", advice=advice)
+    return Check(name="its clock", status="ok", found=faketime)
 
 
 def check_prepared(name: str, preparation: Preparation) -> Check:
