@@ -2,12 +2,13 @@
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from rollout.execute import Progress as RunProgress
+if TYPE_CHECKING:
+    from rollout.execute import Progress as RunProgress
 
 console = Console()
 errors = Console(stderr=True)
@@ -42,7 +43,7 @@ class ProgressBar:
             self._printed = now
             console.print(f"{self._title}: {done}/{total} {note}", highlight=False)
 
-    def run(self, progress: RunProgress) -> None:
+    def run(self, progress: "RunProgress") -> None:
         """Show a run's state: throughput, tokens and failures by reason."""
         rate = progress.done / progress.seconds if progress.seconds > 1 and progress.running else 0.0
         tokens = progress.output_tokens / progress.seconds if progress.seconds > 1 else 0.0
