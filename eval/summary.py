@@ -131,6 +131,10 @@ class Row(Record):
     usage: MeanUsage | None
     """None while nothing is recorded."""
 
+    def reference(self, name: ReferenceName) -> Reference | None:
+        """The reference of that name; None where it covers no forecast."""
+        return next((r for r in self.references if r.name == name), None)
+
 
 class PairedRow(Record):
     """One row against the first row of the same mode: Brier, second minus first."""
