@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from cluster.config import Settings
-from cluster.failures import DataError, InfrastructureError, PastcastError
+from cluster.failures import InfrastructureError, PastcastError
 from cluster.home import model_path
 from retrieval.article import Article, Hit
 from retrieval.batching import QueueDrain
@@ -156,10 +156,10 @@ class RetrievalClient:
                 return await answer
         except TimeoutError as error:
             raise InfrastructureError("retrieval-lost", f"no answer within {self._timeout_s:g} s") from error
-        except DataError as error:
-            # only an actor that started again reads files: what it found there is a fault of the place, not of the query
-            raise InfrastructureError("retrieval-lost", str(error)) from error
-        except RayTaskError:
+        except RayTaskError as error:
+            if isinstance(error.cause, PastcastError):
+                # only an actor that started again opens files: what it finds there is a fault of the place, not of the query
+                raise InfrastructureError("retrieval-lost", str(error.cause)) from error
             raise  # an unknown error inside an actor is a bug, and loud
         except RayError as error:
             raise InfrastructureError("retrieval-lost", f"{type(error).__name__}: {error}") from error

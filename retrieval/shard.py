@@ -17,7 +17,7 @@ from retrieval.days import DayTable
 MAXIMUM_K = 1_000
 """Most rows one query may ask for; beyond it the answer would be a copy of the corpus."""
 
-_BLOCK_ROWS = 8_192
+BLOCK_ROWS = 8_192
 """Rows per matrix product: 12 MiB at 384 dimensions, large enough for BLAS and small enough to stay in cache with its scores."""
 
 _F32_UNIT = 2.0**-24
@@ -51,8 +51,9 @@ def canonical_scores(vectors: Vectors, query: Vectors) -> Vectors:
 class Shard:
     """Vectors of one month with their day table."""
 
-    def __init__(self, vectors: Vectors, days: DayTable) -> None:
-        """`vectors`: float32 [n, dimension], finite, rows as in `days`; kept, not copied.
+    def __init__(self, vectors: Vectors, days: DayTable, block_rows: int = BLOCK_ROWS) -> None:
+        """`vectors`: float32 [n, dimension], finite, rows as in `days`; kept, not copied. `block_rows`: rows per matrix
+        product; answers do not depend on it.
 
         Raises ValueError if they do not fit together.
         """
@@ -63,6 +64,7 @@ class Shard:
         self._vectors = vectors
         self._first_rows = np.asarray(days.first_rows)
         self.days = days
+        self._block_rows = block_rows
         self._largest_norm = _largest_norm(vectors)
 
     @property
@@ -88,8 +90,8 @@ class Shard:
                 raise ValueError(f"row range [{low}, {high}) does not lie in [0, {len(self)}]")
         margins = 2 * self._error_bound(queries)
         pools = [_Pool(k, float(margin)) for margin in margins]
-        for start in range(0, len(self), _BLOCK_ROWS):
-            stop = min(start + _BLOCK_ROWS, len(self))
+        for start in range(0, len(self), self._block_rows):
+            stop = min(start + self._block_rows, len(self))
             covering = [i for i, (low, high) in enumerate(ranges) if max(low, start) < min(high, stop)]
             if not covering:
                 continue
@@ -161,8 +163,8 @@ def check_queries(queries: Vectors, dimension: int) -> Vectors:
 
 def _largest_norm(vectors: Vectors) -> float:
     largest = 0.0
-    for start in range(0, len(vectors), _BLOCK_ROWS):
-        block = vectors[start : start + _BLOCK_ROWS]
+    for start in range(0, len(vectors), BLOCK_ROWS):
+        block = vectors[start : start + BLOCK_ROWS]
         squares = np.einsum("nd,nd->n", block, block, dtype=np.float64)
         unusable = ~(squares <= _LARGEST_VALUE**2)
         if unusable.any():

@@ -1,0 +1,200 @@
+import datetime as dt
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval.days import DayTable
+from retrieval.encoder import Vectors
+from retrieval.shard import MAXIMUM_K, Ranked, Shard, canonical_scores
+
+MAY = dt.date(2024, 5, 1)
+
+
+def table(offsets: list[int]) -> DayTable:
+    return DayTable.of_rows([MAY + dt.timedelta(days=o) for o in offsets])
+
+
+def unit(seed: int, rows: int, dimension: int) -> Vectors:
+    drawn = np.random.default_rng(seed).standard_normal((rows, dimension)).astype(np.float32)
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+def reference(
+    vectors: Vectors, offsets: list[int], query: Vectors, low: int, high: int, k: int
+) -> list[tuple[int, float]]:
+    """Every row scored alone in float64, rounded to float32, then sorted by score, newer day, lower row."""
+    scored = [
+        (row, float(np.float32(sum(float(a) * float(b) for a, b in zip(vectors[row], query, strict=True)))))
+        for row in range(low, high)
+    ]
+    return sorted(scored, key=lambda pair: (-pair[1], -offsets[pair[0]], pair[0]))[:k]
+
+
+def pairs(ranked: Ranked) -> list[tuple[int, float]]:
+    return list(zip(ranked.rows, ranked.scores, strict=True))
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> tuple[Vectors, list[int], Vectors, list[tuple[int, int]], int, int]:
+    """Small whole-number vectors, so that equal scores are common and every score is exact."""
+    rows, dimension = draw(st.integers(1, 40)), draw(st.integers(1, 4))
+    value = st.integers(-2, 2)
+    vectors = np.array(
+        draw(st.lists(st.lists(value, min_size=dimension, max_size=dimension), min_size=rows, max_size=rows))
+    )
+    offsets = sorted(draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows)))
+    count = draw(st.integers(1, 4))
+    queries = np.array(
+        draw(st.lists(st.lists(value, min_size=dimension, max_size=dimension), min_size=count, max_size=count))
+    )
+    ends = st.tuples(st.integers(0, rows), st.integers(0, rows)).map(lambda pair: (min(pair), max(pair)))
+    ranges = draw(st.lists(ends, min_size=count, max_size=count))
+    k, block = draw(st.integers(1, 12)), draw(st.integers(1, 11))
+    return vectors.astype(np.float32), offsets, queries.astype(np.float32), ranges, k, block
+
+
+@given(searches())
+@settings(max_examples=150, deadline=None)
+def test_an_answer_is_the_sorted_list_of_all_visible_rows(
+    drawn: tuple[Vectors, list[int], Vectors, list[tuple[int, int]], int, int],
+) -> None:
+    vectors, offsets, queries, ranges, k, block = drawn
+    answers = Shard(vectors, table(offsets), block).search(queries, ranges, k)
+    for query, (low, high), answer in zip(queries, ranges, answers, strict=True):
+        assert pairs(answer) == reference(vectors, offsets, query, low, high, k)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 300), st.integers(1, 20), st.sampled_from([16, 100, 8192]))
+@settings(max_examples=40, deadline=None)
+def test_answers_on_unit_vectors_equal_a_float64_reference(seed: int, rows: int, k: int, block: int) -> None:
+    draw = np.random.default_rng(seed)
+    vectors = unit(seed, rows, 32)
+    # copies and near copies: ties, and differences below the last bits of a matrix product
+    vectors[draw.integers(0, rows, rows // 2)] = vectors[0]
+    close = draw.integers(0, rows, rows // 4)
+    vectors[close] = np.nextafter(vectors[close], np.float32(1))
+    offsets = sorted(draw.integers(0, 30, rows).tolist())
+    queries = np.concatenate([unit(seed + 1, 3, 32), vectors[:1]])
+    ranges = [(0, rows), (rows // 3, rows), (0, rows // 2), (rows // 4, rows - rows // 4)]
+    answers = Shard(vectors, table(offsets), block).search(queries, ranges, k)
+    for query, (low, high), answer in zip(queries, ranges, answers, strict=True):
+        scores = (vectors[low:high].astype(np.float64) @ query.astype(np.float64)).astype(np.float32)
+        order = sorted(range(low, high), key=lambda r: (-scores[r - low], -offsets[r], r))[:k]
+        assert pairs(answer) == [(r, float(scores[r - low])) for r in order]
+
+
+def test_answers_equal_faiss_on_the_prefix() -> None:
+    vectors, queries = unit(1, 3000, 64), unit(2, 5, 64)
+    offsets = [i // 100 for i in range(3000)]
+    shard = Shard(vectors, table(offsets), 700)
+    for high in (1, 9, 700, 1401, 3000):
+        k = min(10, high)
+        distances, rows = faiss.knn(queries, vectors[:high], k, metric=faiss.METRIC_INNER_PRODUCT)
+        for answer, row, distance in zip(shard.search(queries, [(0, high)] * 5, k), rows, distances, strict=True):
+            assert list(answer.rows) == row.tolist()
+            np.testing.assert_allclose(answer.scores, distance, atol=1e-6)
+
+
+@given(st.integers(0, 1000), st.integers(1, 60), st.integers(1, 8))
+@settings(max_examples=40, deadline=None)
+def test_a_later_cutoff_only_inserts_newer_rows(seed: int, rows: int, k: int) -> None:
+    vectors, query = unit(seed, rows, 8), unit(seed + 1, 1, 8)
+    shard = Shard(vectors, table([i // 3 for i in range(rows)]), 16)
+    earlier: tuple[int, ...] = ()
+    for high in range(rows + 1):
+        now = shard.search(query, [(0, high)], k)[0].rows
+        assert all(row < high for row in now)
+        old = [row for row in now if row < high - 1]
+        assert old == list(earlier[: len(old)])
+        assert len(old) >= min(len(earlier), k - 1)
+        earlier = now
+
+
+def test_an_answer_does_not_depend_on_what_is_searched_with_it() -> None:
+    vectors, queries = unit(5, 2000, 384), unit(6, 33, 384)
+    shard = Shard(vectors, table([0] * 2000), 512)
+    ranges = [(0, 2000 - 7 * i) for i in range(33)]
+    together = shard.search(queries, ranges, 10)
+    assert together == [shard.search(queries[i : i + 1], [ranges[i]], 10)[0] for i in range(33)]
+
+
+def test_the_nearest_possible_vector_one_row_after_the_cutoff_is_never_returned() -> None:
+    vectors = unit(7, 500, 16)
+    query = unit(8, 1, 16)
+    vectors[300:] = query
+    shard = Shard(vectors, table([i // 10 for i in range(500)]), 128)
+    answer = shard.search(query, [(0, 300)], 500)[0]
+    assert set(answer.rows) == set(range(300))
+    assert max(answer.scores) < 1
+    assert shard.search(query, [(0, 301)], 1)[0].rows == (300,)
+
+
+def test_thousands_of_equal_rows_are_ordered_by_day_then_row() -> None:
+    vectors = np.tile(unit(9, 1, 8), (5000, 1))
+    offsets = [i // 50 for i in range(5000)]
+    answer = Shard(vectors, table(offsets), 64).search(vectors[:1], [(0, 4999)], 60)[0]
+    assert answer.rows == (*range(4950, 4999), *range(4900, 4911))
+
+
+def test_fewer_rows_than_k_are_all_returned_and_an_empty_range_is_an_empty_answer() -> None:
+    shard = Shard(unit(1, 3, 4), table([0, 0, 1]))
+    few, none = shard.search(unit(2, 2, 4), [(0, 2), (1, 1)], 10)
+    assert len(few.rows) == 2
+    assert none == Ranked((), ())
+    assert shard.search(np.empty((0, 4), np.float32), [], 10) == []
+
+
+@pytest.mark.parametrize("bounds", [(2, 1), (-1, 2), (0, -1), (0, 4), (4, 4)])
+def test_a_range_that_does_not_lie_in_the_shard_is_refused(bounds: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="row range"):
+        Shard(unit(1, 3, 4), table([0, 0, 1])).search(unit(2, 1, 4), [bounds], 1)
+
+
+@pytest.mark.parametrize("k", [0, -1, MAXIMUM_K + 1, True, 2.0])
+def test_a_k_out_of_bounds_is_refused(k: int) -> None:
+    with pytest.raises(ValueError, match="top k"):
+        Shard(unit(1, 3, 4), table([0, 0, 1])).search(unit(2, 1, 4), [(0, 3)], k)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        np.full((1, 4), np.nan, np.float32),
+        np.array([[1, 0, 0, np.inf]], np.float32),
+        np.full((1, 4), 1e30, np.float32),
+        np.zeros((1, 5), np.float32),
+        np.zeros(4, np.float32),
+        np.zeros((1, 4), np.float64),
+    ],
+)
+def test_a_query_that_cannot_be_ranked_is_refused(query: Vectors) -> None:
+    with pytest.raises(ValueError, match="quer"):
+        Shard(unit(1, 3, 4), table([0, 0, 1])).search(query, [(0, 3)], 1)
+
+
+def test_ranges_and_queries_must_be_one_to_one() -> None:
+    with pytest.raises(ValueError, match="2 queries but 1"):
+        Shard(unit(1, 3, 4), table([0, 0, 1])).search(unit(2, 2, 4), [(0, 3)], 1)
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        unit(1, 4, 4),
+        unit(1, 3, 4).astype(np.float64),
+        np.asfortranarray(unit(1, 3, 4)),
+        np.full((3, 4), np.nan, np.float32),
+    ],
+)
+def test_vectors_that_do_not_fit_the_day_table_make_no_shard(vectors: Vectors) -> None:
+    with pytest.raises(ValueError, match="vector"):
+        Shard(vectors, table([0, 0, 1]))
+
+
+def test_a_score_is_the_same_whatever_is_scored_with_it() -> None:
+    vectors, query = unit(3, 100, 384), unit(4, 1, 384)[0]
+    alone = [canonical_scores(vectors[i : i + 1], query)[0] for i in range(100)]
+    assert canonical_scores(vectors, query).tolist() == alone
