@@ -27,6 +27,9 @@ def confine(limits: dict[str, int], uid: int | None) -> None:
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (bound, bound))
     if uid is not None:
+        # libfaketime's shared start of the clock was made by root; the code's own children must be able to open it.
+        for name in os.listdir("/dev/shm"):
+            os.chmod(f"/dev/shm/{name}", 0o666)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -107,7 +110,18 @@ def set_clock(start: float) -> None:
             return shown
         return true_import(name, where, *rest, **named)
 
-    builtins.__import__ = import_module
+    builtins.__dict__["__import__"] = import_module
+
+
+def mend_sleep() -> None:
+    """libfaketime breaks the absolute sleep behind `time.sleep`; a relative wait is not affected."""
+    import select
+    import time
+
+    def sleep(seconds: float) -> None:
+        select.select((), (), (), seconds)
+
+    time.__dict__["sleep"] = sleep
 
 
 def hide_build_day() -> None:
@@ -138,13 +152,20 @@ def run(source: str) -> None:
 
 
 def main() -> None:
-    """One cell. Argument: a literal `{"packages": path, "limits": by name, "uid": or None, "clock": start or None}`."""
+    """One cell. Argument: a literal `{"packages": path, "limits": by name, "uid": or None, "clock": start or None}`.
+
+    No start: libfaketime has set the clock.
+    """
     settings = ast.literal_eval(sys.argv[1])
     source = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
     sys.argv[:] = [""]
+    # The interpreter's own site-packages may hold other versions; the promised packages are the only ones.
+    sys.path[:] = [path for path in sys.path if not path.endswith(("site-packages", "dist-packages"))]
     sys.path.append(settings["packages"])
     hide_build_day()
-    if settings["clock"] is not None:
+    if settings["clock"] is None:
+        mend_sleep()
+    else:
         set_clock(settings["clock"])
     confine(settings["limits"], settings["uid"])
     sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
