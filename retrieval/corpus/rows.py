@@ -148,8 +148,11 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Values | BadRow]]:
 def _json_row(line: bytes) -> Values | BadRow:
     try:
         row = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        return BadRow("not-utf8", f"{error.reason} at byte {error.start}")
+        if b"\\ud" in line.lower():
+            # An escaped half of a surrogate pair is JSON, but no text that could be stored or tokenized.
+            json.dumps(row, ensure_ascii=False).encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        return BadRow("not-utf8", f"{error.reason} at {error.start}")
     except (ValueError, RecursionError) as error:
         return BadRow("not-json", str(error))
     if not isinstance(row, dict):
@@ -202,7 +205,7 @@ def text_value(values: Values, field: str) -> str:
 
 def stable_id(url: str) -> str:
     """An id for a record that has none: the same for the same url in every process."""
-    return hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def identity(values: Values) -> str:

@@ -1,0 +1,74 @@
+"""Articles from files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import ArticlesSettings, load_settings
+from retrieval.corpus.load import load_articles
+
+REPOSITORY = Path(__file__).parents[2]
+MAPPING = {"url": "url", "title": "title", "text": "content", "published": "publishedAt", "source": "source.name"}
+GOOD = {"url": "https://n.example/1", "title": "T", "content": "B", "publishedAt": "2024-07-01T23:59:59Z"}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_foreign_rows_become_articles_or_named_reasons(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        GOOD | {"content": "Cut off… [+1830 chars]", "source": {"name": "AP"}},
+        GOOD | {"url": "https://n.example/2", "title": None},
+        GOOD,
+        GOOD | {"url": "https://n.example/3", "title": None, "content": " "},
+        GOOD | {"url": "https://n.example/4", "publishedAt": None},
+        GOOD | {"url": "https://n.example/5", "publishedAt": "1988"},
+        GOOD | {"url": "https://n.example/6", "title": ["list"]},
+        GOOD | {"url": None},
+        GOOD | {"url": "https://n.example/7", "title": "\ud800"},
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+    loaded = load_articles(ArticlesSettings(path=path, format="jsonl", fields=MAPPING), tmp_path / "q")
+    assert [(a.title, a.text, a.source) for a in loaded.records] == [("T", "Cut off…", "AP"), ("", "B", "")]
+    assert str(loaded.records[0].day) == "2024-07-01"
+    assert loaded.quarantined == {
+        "duplicate-id": 1,
+        "empty": 1,
+        "no-date": 1,
+        "unparsable-time": 1,
+        "invalid-field": 1,
+        "not-utf8": 1,
+        "missing-field": 1,
+    }
+    assert len((tmp_path / "q" / "articles.jsonl").read_text().splitlines()) == 7
+
+
+def test_two_ids_with_one_url_are_one_article(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [GOOD | {"id": "a"}, GOOD | {"id": "b"}, GOOD | {"id": "a", "url": "other"}])
+    settings = ArticlesSettings(path=path, format="jsonl", fields=MAPPING | {"id": "id"})
+    loaded = load_articles(settings)
+    assert [a.id for a in loaded.records] == ["a"]
+    assert loaded.quarantined == {"duplicate-url": 1, "duplicate-id": 1}
+
+
+def test_our_own_format_refuses_unknown_fields_row_by_row(tmp_path: Path) -> None:
+    good = {"id": "a", "url": "u", "title": "t", "text": "x", "published": "2030-01-01T00:00:00Z"}
+    path = write(tmp_path / "a.jsonl", [good, good | {"id": "b", "url": "v", "mood": "happy"}])
+    loaded = load_articles(ArticlesSettings(path=path))
+    assert [a.id for a in loaded.records] == ["a"]
+    assert loaded.quarantined == {"unknown-field": 1}
+
+
+def test_the_summer2024_articles_all_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (REPOSITORY.parent / "shared/data/summer2024").is_dir():
+        pytest.skip("../shared/data/summer2024 is absent")
+    monkeypatch.chdir(REPOSITORY)
+    loaded = load_articles(load_settings([Path("configs/summer2024.yaml")]).articles)
+    assert (len(loaded.records), loaded.quarantined, loaded.naive_times) == (1272, {}, 0)
+    assert sum(a.title == "" for a in loaded.records) == 4
+    assert not any("chars]" in a.text for a in loaded.records)
+    assert str(min(a.day for a in loaded.records)) == "2024-06-16"
