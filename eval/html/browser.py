@@ -13,7 +13,7 @@ from markupsafe import Markup
 from cluster.record import Record
 from eval.html.charts import DatedLine, probability_plot
 from eval.html.episodes import StepView, breaches, market_line, step_view
-from eval.html.figures import mode_style
+from eval.html.figures import Figure, mode_style
 from eval.runs import ScoredRun
 from eval.scoring import ScoredForecast, brier, is_usable
 from rollout.events.event import Event
@@ -22,8 +22,10 @@ from rollout.run import RunDirectory
 
 EVENTS = 1_000
 """Events in the browser."""
+CHARTS = 12
+"""Models charted on an event's page."""
 CURVES = 12
-"""Forecast curves in an event's chart; more cannot be told apart."""
+"""Forecast curves in one chart; more cannot be told apart."""
 
 EventKey = tuple[str, str, str]
 """(id, question, outcome): two runs may use one id for different events."""
@@ -57,9 +59,9 @@ class EventEntry:
     market: float | None
     """Mean Brier of the market over the forecasts it covers."""
     floor: float | None
-    chart: Markup
+    charts: tuple[Figure, ...]
+    """One per model."""
     episodes: tuple[EpisodeEntry, ...]
-    curves_left_out: int
 
 
 @dataclass(frozen=True)
@@ -169,11 +171,6 @@ def embed_episodes(
 def event_entry(group: EventEpisodes) -> EventEntry:
     """The row and the page of one event."""
     event, forecasts = group.event, group.forecasts
-    curves = [
-        _curve(f"{e.key.model}, {e.key.mode}, rollout {e.key.rollout} ({e.run.name})", e)
-        for e in group.episodes
-        if e.forecasts
-    ]
     return EventEntry(
         anchor=group.anchor,
         event=event,
@@ -182,12 +179,29 @@ def event_entry(group: EventEpisodes) -> EventEntry:
         brier=_mean([f.scores.brier for f in forecasts]),
         market=_mean([brier(f.market, f.outcome) for f in forecasts if f.market]),
         floor=_mean([brier(f.floor, f.outcome) for f in forecasts if f.floor]),
-        chart=probability_plot(
-            [*_known(event, forecasts), *curves[:CURVES]], "Probability of the realized outcome by day"
-        ),
+        charts=tuple(_charts(group)),
         episodes=tuple(_entry(e, e.anchor) for e in group.episodes),
-        curves_left_out=max(0, len(curves) - CURVES),
     )
+
+
+def _charts(group: EventEpisodes) -> list[Figure]:
+    by_model: dict[tuple[str, str], list[Episode]] = {}
+    for episode in group.episodes:
+        if episode.forecasts:
+            by_model.setdefault((episode.run.name, episode.key.model), []).append(episode)
+    width = 1120 if len(by_model) == 1 else 520
+    figures = []
+    for (run, model), episodes in list(by_model.items())[:CHARTS]:
+        curves = [_curve(f"{e.key.mode}, rollout {e.key.rollout}", e) for e in episodes]
+        known = _known(group.event, [f for e in episodes for f in e.forecasts])
+        chart = probability_plot([*known, *curves[:CURVES]], f"Probability of the outcome: {model}, {run}", width)
+        note = f"{len(curves) - CURVES} more episodes are not drawn." if len(curves) > CURVES else ""
+        figures.append(Figure(title=f"{model} ({run})", note=note, chart=chart))
+    if len(by_model) > CHARTS:
+        last = figures.pop()
+        note = f"{last.note} {len(by_model) - CHARTS} more models are not charted.".strip()
+        figures.append(Figure(title=last.title, note=note, chart=last.chart))
+    return figures
 
 
 def _episode_page(anchor: str, event_anchor: str, episode: Episode) -> EpisodePage:
@@ -225,7 +239,8 @@ def _entry(episode: Episode, anchor: str) -> EpisodeEntry:
 
 def _curve(label: str, episode: Episode) -> DatedLine:
     points = tuple((f.key.date, f.probabilities.get(f.outcome, 0.0)) for f in episode.forecasts)
-    return DatedLine(label=label, style=mode_style(episode.key.mode), points=points)
+    fallback = frozenset(f.key.date for f in episode.forecasts if not f.usable)
+    return DatedLine(label=label, style=mode_style(episode.key.mode), points=points, hollow=fallback)
 
 
 def _known(event: Event, forecasts: Sequence[ScoredForecast]) -> list[DatedLine]:

@@ -56,6 +56,8 @@ class DatedLine(Record):
     points: tuple[tuple[dt.date, float], ...]
     """(day, probability) in order of day."""
     dots: bool = True
+    hollow: frozenset[dt.date] = frozenset()
+    """Days whose dot is drawn hollow: the model reported nothing usable there."""
 
 
 class Scale:
@@ -83,7 +85,7 @@ def interval_plot(lanes: Sequence[Lane], label: str) -> Markup:
     """One lane per row: a dot with whiskers, and the references' marks over the same forecasts."""
     values = [v for lane in lanes for v in _extent(lane)]
     marks = ticks(min(values), max(values), 6)
-    width, left, right, top, height = 860, 300, 24, 12, 30
+    width, left, right, top, height = 1120, 330, 24, 12, 30
     bottom = top + height * len(lanes)
     x = Scale(marks[0], marks[-1], left, width - right)
     parts = [_line(x(m), top, x(m), bottom, "grid") for m in marks]
@@ -95,7 +97,7 @@ def interval_plot(lanes: Sequence[Lane], label: str) -> Markup:
         if lane.group != previous:
             if index:
                 parts.append(_line(0, y - height / 2, width - right, y - height / 2, "rule"))
-            parts.append(_text(0, y + 4, shortened(lane.group, 26), "label strong", "start", lane.group))
+            parts.append(_text(0, y + 4, shortened(lane.group, 32), "label strong", "start", lane.group))
             previous = lane.group
         parts.append(_text(left - 16, y + 4, lane.label, "label", "end"))
         parts += [_reference(x(m.value), y, m) for m in lane.marks]
@@ -146,17 +148,17 @@ def calibration_plot(table: Calibration, style: str, title: str) -> Markup:
     return _svg(size, size, f"Calibration: {title}", parts)
 
 
-def probability_plot(lines: Sequence[DatedLine], title: str) -> Markup:
-    """Probability of the realized outcome by day."""
+def probability_plot(lines: Sequence[DatedLine], title: str, width: int = 1120) -> Markup:
+    """Probability of the realized outcome by day; empty without a point. `width` in pixels at full size."""
     days = sorted({day.toordinal() for line in lines for day, _ in line.points})
     if not days:
         return Markup("")
-    width, height, left, top, bottom = 860, 250, 44, 12, 34
+    height, left, top, bottom = 270, 44, 12, 34
     x = Scale(days[0], days[-1], left + 14, width - 24)
     y = Scale(0, 1, height - bottom, top)
     parts = [_line(left, y(m), width - 10, y(m), "grid") for m in (0.0, 0.25, 0.5, 0.75, 1.0)]
     parts += [_text(left - 8, y(m) + 4, _number(m), "tick", "end") for m in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    for tick in _spread(days, 7):
+    for tick in _spread(days, max(2, width // 160)):
         parts.append(_text(x(tick), height - 10, dt.date.fromordinal(tick).isoformat(), "tick", "middle"))
     for line in lines:
         spots = [(x(day.toordinal()), y(p)) for day, p in line.points]
@@ -164,7 +166,8 @@ def probability_plot(lines: Sequence[DatedLine], title: str) -> Markup:
         for (px, py), (day, p) in zip(spots, line.points, strict=True):
             # A line of one point is invisible without its dot.
             if line.dots or len(spots) == 1:
-                parts.append(_dot(px, py, 4.0, line.style, f"{line.label}, {day}: {p:.3f}"))
+                style = f"{line.style} hollow" if day in line.hollow else line.style
+                parts.append(_dot(px, py, 4.0, style, f"{line.label}, {day}: {p:.3f}"))
     return _svg(width, height, title, parts)
 
 

@@ -19,7 +19,6 @@ from eval.html.charts import shortened
 from eval.html.figures import calibration_figures, mode_style, score_plot, stage_figures
 from eval.runs import ScoredRun, load_run
 from eval.summary import summarize
-from eval.tables import interval_text
 from rollout.record import Mode
 from rollout.run import RunDirectory
 
@@ -100,7 +99,6 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["interval"] = interval_text
     environment.filters["percent"] = lambda share: "–" if share is None else f"{share:.1%}"
     environment.filters["score"] = lambda value: "–" if value is None else f"{value:.3f}"
     environment.filters["signed"] = lambda value: "–" if value is None else f"{value:+.3f}"

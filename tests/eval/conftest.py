@@ -100,7 +100,7 @@ def make_trajectory(key: ForecastKey, options: Sequence[str], probabilities: dic
         f"[{key.event}-b] Weather in Veldt | published {day} | score 0.410 | https://news.test/b\n"
         "Rain is expected.\n"
     )
-    body = f"[{key.event}-a] Council leans to {options[0]} | published {day} | https://news.test/a\n\nA long text. " * 3
+    body = f"[{key.event}-a] Council leans to {options[0]} | published {day} | https://news.test/a\n\nA long text."
     shown = ShownArticle(article_id=f"{key.event}-a", day=day)
     results = (
         ToolResult(

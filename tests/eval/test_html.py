@@ -151,9 +151,9 @@ def test_a_run_with_nothing_recorded_still_has_a_page(make_run: RunMaker, tmp_pa
 
 def test_a_run_without_market_and_floor_has_neither_row(make_run: RunMaker, tmp_path: Path) -> None:
     page = report([make_run(beliefs=False, floor=False)], tmp_path / "report.html")
-    assert '<tr class="reference"><th scope="row">uniform' in page
-    assert '<tr class="reference"><th scope="row">market' not in page
-    assert '<tr class="reference"><th scope="row">floor' not in page
+    assert '<tr class="reference"><th scope="row" colspan="2"><span class="swatch uniform">' in page
+    assert '<tr class="reference"><th scope="row" colspan="2"><span class="swatch market">' not in page
+    assert '<tr class="reference"><th scope="row" colspan="2"><span class="swatch floor">' not in page
 
 
 @given(st.floats(-5, 5), st.floats(0, 10))
