@@ -2,7 +2,8 @@
 
 Queries that queue up at an actor are answered together. An actor that dies is started again and its pending queries
 wait for it; when that takes longer than the deadline, or it died too often, the caller gets an InfrastructureError. A
-missing part never looks like an empty result. The answers are those of `LocalSearcher`.
+missing part never looks like an empty result. The answers are those of `LocalSearcher`, up to the last bits of a query
+vector that a sentence encoder gives in another batch.
 """
 
 import asyncio
