@@ -94,6 +94,8 @@ class EventsSettings(FieldMapping):
     limit: PositiveInt | None = None
     """At most this many events per split, in order of id."""
     schedule: ScheduleSettings = ScheduleSettings()
+    deadlines_move: bool = False
+    """The source overwrites deadlines when an event ends early: one that coincides with the settlement is not shown."""
     floor: Path | None = None
     """A world's file of best possible forecasts; used by scores only."""
 

@@ -10,7 +10,7 @@ from rollout.trajectory import Trajectory
 
 
 async def drive(
-    step: StepGenerator, session: str, model: Model, tools: ToolRunner
+    step: StepGenerator, session: str, model: Model, tools: ToolRunner | None
 ) -> tuple[ForecastRecord, Trajectory]:
     """Run one step to its end. Raises InfrastructureError when the attempt must be repeated elsewhere."""
     try:
@@ -20,6 +20,8 @@ async def drive(
             if isinstance(want, Sample):
                 answer = await model.sample(want.request)
             else:
+                if tools is None:
+                    raise RuntimeError("a step without tools wants to use one")
                 # In order, one after the other: a later read may need what an earlier search returned.
                 answer = tuple([await tools.run(w) for w in want.wants])
             want = step.send(answer)

@@ -184,9 +184,9 @@ class _Run:
             waiting: list[asyncio.Task[Any]] = [*running] if deadline else [*running, stop]
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             done, _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            for task in [t for t in running if t in done]:
-                free.append(running.pop(task))
-                self._take(await task)
+            for finished in [t for t in running if t in done]:
+                free.append(running.pop(finished))
+                self._take(finished.result())
             if not done and deadline:
                 break
             self._say("running")

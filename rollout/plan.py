@@ -5,7 +5,7 @@ Nothing is started here; `--dry-run` prints a plan.
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster.config import Settings
@@ -14,7 +14,8 @@ from cluster.home import model_path
 from cluster.record import Record
 from retrieval.library import Library
 from rollout.episode import chains, schedule
-from rollout.events.dates import forecast_dates
+from rollout.events.dates import TOO_FEW_DAYS, forecast_dates
+from rollout.events.deadline import hide_moved_deadlines
 from rollout.events.event import Belief, Event
 from rollout.events.load import load_events
 from rollout.events.split import split_events
@@ -39,6 +40,8 @@ class Plan(Record):
     quarantined: dict[str, int]
     """Rows of the events file by reason."""
     naive_times: int
+    hidden_deadlines: int
+    """Deadlines that are not shown because the source may have moved them to the settlement."""
     dropped: dict[str, int]
     """Good events that are not run, by reason."""
     weights: str
@@ -82,7 +85,11 @@ def make_plan(settings: Settings, quarantine: Path | None = None) -> Plan:
     Rows that are not used go to `quarantine` with their reasons.
     """
     loaded = load_events(settings.events, quarantine)
-    split = split_events(loaded.records, settings.events.train, settings.events.eval, settings.events.limit)
+    records: Sequence[Event] = loaded.records
+    hidden = 0
+    if settings.events.deadlines_move:
+        records, hidden = hide_moved_deadlines(records)
+    split = split_events(records, settings.events.train, settings.events.eval, settings.events.limit)
     dropped = Counter(split.dropped)
     library = Library.open(settings.index.directory) if settings.index.directory.exists() else None
     if library is None and uses_tools(settings):
@@ -99,7 +106,7 @@ def make_plan(settings: Settings, quarantine: Path | None = None) -> Plan:
             continue
         days = forecast_dates(event, activity, first_day, settings.events.schedule)
         if not days:
-            dropped["too-few-days"] += 1
+            dropped[TOO_FEW_DAYS] += 1
             continue
         dates[event.id] = days
         events.append(event)
@@ -123,6 +130,7 @@ def make_plan(settings: Settings, quarantine: Path | None = None) -> Plan:
         keys=tuple(keys),
         quarantined=loaded.quarantined,
         naive_times=loaded.naive_times,
+        hidden_deadlines=hidden,
         dropped=dict(dropped),
         weights=weights,
         manifest=make_manifest(settings, inputs),

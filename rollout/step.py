@@ -142,7 +142,7 @@ class _Step:
             )
             self._turns.append(turn)
             self._messages.append(turn.assistant())
-            if not results and "<answer>" in parsed.text:
+            if not results and self._answered(parsed.text):
                 return self._finish("")
             added = [_tool_message(r) for r in results]
             if results and self._offering():
@@ -157,6 +157,11 @@ class _Step:
     def _offering(self) -> bool:
         in_time = self._clock() - self._began < self._task.budget.seconds
         return self._iterations > 0 and self._calls > 0 and in_time and self._dialogue.room() > ANSWER_RESERVE
+
+    def _answered(self, text: str) -> bool:
+        """Whether there is a report to judge; a bad one is final too, only its absence earns a demand."""
+        usable = parse_report(text, self._task.event, self._task.policy).verdict != "unusable"
+        return usable or "<answer>" in text or "\\boxed{" in text
 
     def _why(self, called: bool) -> str:
         if not called:
@@ -178,12 +183,13 @@ class _Step:
             decided.append(read_call(call, offered, self._task.retrieval))
         decided += [malformed(reason) for reason in reasons]
         wants = tuple(d for d in decided if not isinstance(d, ToolResult))
-        answers: Answer = ()
+        answers: tuple[ToolResult, ...] = ()
         if wants:
-            answers = yield UseTools(wants)
-            assert isinstance(answers, tuple)
+            answer = yield UseTools(wants)
+            assert isinstance(answer, tuple)
+            answers = answer
         ran = iter(answers)
-        results = [d if isinstance(d, ToolResult) else next(ran) for d in decided]
+        results: list[ToolResult] = [d if isinstance(d, ToolResult) else next(ran) for d in decided]
         for result in results:
             self._tool_calls[result.name if result.name in TOOLS else "other"] += 1
             self._totals["tool_milliseconds"] += round(result.seconds * 1000)
@@ -220,9 +226,10 @@ class _Step:
             notebook = parse_notebook(said, task.carried, task.event, task.budget.notebook_characters)
         failure = None
         if report.verdict == "unusable":
-            cut = turns[-1].finish == "length"
-            reason = truncated or ("no-answer" if "<answer>" not in said else "unusable-answer")
-            failure = Failure(kind="model", reason="output-cut" if cut and not truncated else reason, detail=report.why)
+            reason = "unusable-answer" if self._answered(said) else "no-answer"
+            if turns[-1].finish == "length":
+                reason = "output-cut"
+            failure = Failure(kind="model", reason=truncated or reason, detail=report.why)
         usage = Usage(
             model_calls=len(self._turns),
             tool_calls=dict(self._tool_calls),

@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -44,7 +44,7 @@ def _verb(parent: typer.Typer, name: str, example: str) -> Callable[[Callable[..
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         summary = (function.__doc__ or "").split("\n\n")[0].replace("\n", " ").strip()
         text = f"{summary} Example: {example}"
-        return cast(Callable[..., Any], parent.command(name, help=text, short_help=text)(function))
+        return parent.command(name, help=text, short_help=text)(function)
 
     return register
 
@@ -105,6 +105,10 @@ def rollout(
         console.print(dump_settings(settings), highlight=False, markup=False)
     _print_counts("rows of the events file not used", plan.quarantined)
     _print_counts("events not run", plan.dropped)
+    if plan.hidden_deadlines:
+        console.print(
+            f"{plan.hidden_deadlines} deadlines are not shown: the source may have moved them to the settlement"
+        )
     console.print(
         f"{len(plan.events)} events, {plan.episodes} episodes, {len(plan.keys)} forecasts, "
         f"about {plan.tokens:,} tokens at most; run {plan.manifest.fingerprint[:12]} in {settings.run.directory}"
@@ -145,7 +149,7 @@ def score(runs: Runs, json_: Annotated[bool, typer.Option("--json", help="Print 
 @_verb(app, "report", "pastcast report runs/base runs/sft --out report.html")
 def report(runs: Runs, out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html")) -> None:
     """Write one self-contained HTML page about one or more runs."""
-    from eval.html import write_report
+    from eval.html.page import write_report
 
     console.print(f"wrote {write_report(runs, out, Settings().scores)}")
 
@@ -157,9 +161,17 @@ def train_sft(
     set_: Set = [],  # noqa: B006
 ) -> None:
     """Fine-tune on a run's trajectories; the checkpoint is loaded by vLLM before it is called done."""
+    from cluster.session import start_session
     from training.launch import launch_sft
 
-    console.print(launch_sft(run, load_settings(config, set_)))
+    settings = load_settings(config, set_)
+    with start_session(settings.ray), ProgressBar("steps") as bar:
+        made = launch_sft(
+            run,
+            settings,
+            lambda p: bar.update(p.step, p.steps, f"loss {p.loss:.3f}, {p.tokens_per_second:.0f} tokens/s"),
+        )
+    console.print(f"{made.path}: {made.rows}; vLLM loads it: {made.verification}", highlight=False)
 
 
 @_verb(app, "eval", "pastcast eval --checkpoint checkpoints/sft --config configs/demo.yaml")
@@ -172,7 +184,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Roll out the held-out split with a checkpoint and compare it, paired, with the base model."""
-    from eval.checkpoints import evaluate_checkpoint
+    from eval.evaluate import evaluate_checkpoint
     from eval.tables import comparison_table
 
     settings = load_settings(config, set_)

@@ -14,7 +14,7 @@ from cluster.config import ModelSettings, Settings
 from cluster.session import start_session
 from eval.checkpoints import compare_checkpoints
 from eval.evaluate import roll_out
-from eval.html import write_report
+from eval.html.page import write_report
 from eval.summary import Row, score_runs
 from eval.tables import comparison_table, interval_text, share_text
 from retrieval.build import build_from_settings

@@ -13,7 +13,7 @@ ALL = ("no-tools", "memory-free", "memory-on")
 
 
 def keys(events=("a", "b"), modes=ALL, count=2):
-    return schedule("m", {e: DAYS for e in events}, modes, count)
+    return schedule("m", dict.fromkeys(events, DAYS), modes, count)
 
 
 def notebook(p):
