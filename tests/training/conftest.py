@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from hand_made import Finished
 
 from cluster.config import Settings
 from cluster.home import model_path
-from hand_made import Finished
 from rollout.chat import HermesFormat, ParsedTurn
 from rollout.events.event import Event
 from rollout.manifest import make_manifest, weights_hash

@@ -57,5 +57,4 @@ def forecast(of: ForecastKey, yes: float = 0.8, **changes: object) -> ForecastRe
     return ForecastRecord(**{"key": of, "options": ("Yes", "No"), "report": report, "prompt": "p", **changes})
 
 
-
 Finished = tuple[ForecastRecord, Trajectory | None]

@@ -51,9 +51,7 @@ def launched(tiny, out, **changes) -> Settings:
 @pytest.mark.ray
 @pytest.mark.vllm
 def test_a_launched_training_reports_progress_and_ends_as_a_folder_that_vllm_loads(session, tiny, make_run, tmp_path):
-    run = make_run(
-        [event(f"e{n}") for n in range(8)], [(forecast(key(f"e{n}")), taught(f"e{n}")) for n in range(8)]
-    )
+    run = make_run([event(f"e{n}") for n in range(8)], [(forecast(key(f"e{n}")), taught(f"e{n}")) for n in range(8)])
     told = []
     out = tmp_path / "out"
     summary = launch_sft(run.path, launched(tiny, out), told.append)

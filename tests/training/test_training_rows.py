@@ -4,13 +4,13 @@ import datetime as dt
 from collections import Counter
 
 import pytest
+from hand_made import DAY, event, forecast, key, taught
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cluster.config import TrainingSettings
 from cluster.failures import Failure
-from hand_made import DAY, event, forecast, key, taught
 from rollout.dialogue import TokenDialogue
 from rollout.model import Completion
 from rollout.report import Report
@@ -112,7 +112,8 @@ def test_ids_of_another_tokenizer_are_rendered_anew(chat):
     foreign = Trajectory(
         tokenizer="other",
         turns=tuple(
-            t.model_copy(update={"prompt_ids": (9,), "sampled_ids": (8,), "logprobs": (0.0,)}) for t in taught("e").turns
+            t.model_copy(update={"prompt_ids": (9,), "sampled_ids": (8,), "logprobs": (0.0,)})
+            for t in taught("e").turns
         ),
     )
     assert row(key("e"), foreign, chat, 4096) == row(key("e"), taught("e"), chat, 4096)
@@ -139,7 +140,9 @@ def test_own_tokens_that_teach_nothing_or_no_end_are_refused(chat, turns, reason
 
 
 def test_a_turn_cut_by_the_token_limit_is_learned_as_it_was_sampled(chat):
-    cut = Trajectory(turns=(sampled_turn([5], [6, 7], "length"), sampled_turn([8], [9, STOP])), tokenizer=chat.fingerprint)
+    cut = Trajectory(
+        turns=(sampled_turn([5], [6, 7], "length"), sampled_turn([8], [9, STOP])), tokenizer=chat.fingerprint
+    )
     assert row(key("e"), cut, chat, 100).labels == (IGNORED, 6, 7, IGNORED, 9, STOP)
 
 
