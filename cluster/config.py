@@ -271,6 +271,7 @@ class TrainingSettings(Section):
     threads: PositiveInt | None = None
     """Cores of the trainer; None takes those that are free on a node."""
     gpus: float = Field(0.0, ge=0)
+    """GPUs of the trainer, and of the engine that proves the checkpoint; 0: train on the CPU."""
     seed: int = 0
 
 

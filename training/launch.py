@@ -86,7 +86,7 @@ def _train(run: Path, settings: Settings, progress: Progress) -> CheckpointSumma
         done: list[Any] = []
         while not done:
             done, _ = ray.wait([training], timeout=POLL_S)
-            latest: TrainingProgress | None = _result(worker.latest.remote()) if not done else shown
+            latest: TrainingProgress | None = _result(worker.latest.remote())
             if latest is not None and latest != shown:
                 progress(latest)
                 shown = latest

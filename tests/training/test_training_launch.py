@@ -24,8 +24,8 @@ def session():
     ("changes", "agrees"),
     [
         ({}, True),
-        ({"largest_gap": 0.6}, False),
-        ({"mean_gap": 0.2}, False),
+        ({"largest_gap": 1.5}, False),
+        ({"mean_gap": 0.3}, False),
         ({"largest_regret": 3.0}, False),
         ({"mean_gap": float("nan")}, False),
     ],
@@ -60,8 +60,8 @@ def test_a_launched_training_reports_progress_and_ends_as_a_folder_that_vllm_loa
     assert summary.verification.agrees
     assert summary.verification.tokens == 32
     assert read_origin(out) == summary.origin
-    assert told
     assert [t.step for t in told] == sorted({t.step for t in told})
+    assert (told[-1].step, told[-1].tokens) == (summary.steps, summary.tokens)
 
 
 @pytest.mark.ray
