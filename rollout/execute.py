@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 20.0
 """How long running steps may still finish after a stop was asked for."""
 WORKER_RESTARTS = 20
-"""Ray starts a dead worker again this often in one run."""
+"""A dead worker is replaced this often in one run."""
 LONGEST_BACKOFF_SECONDS = 20.0
 
 
@@ -113,11 +113,12 @@ class _Run:
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
         with contextlib.ExitStack() as stack:
             searcher, engines = self._pools(stack)
-            workers = self._workers(stack, searcher, engines)
+            crew = Crew(lambda: self._worker(searcher, engines), self._settings.rollout.workers, WORKER_RESTARTS)
+            stack.callback(crew.dismiss)
             self._say("starting workers")
-            await asyncio.gather(*(w.ready.remote() for w in workers))
+            await crew.ready()
             self._began = time.monotonic()
-            await self._work(workers)
+            await self._work(crew)
         return self.summary(stopped=self._stopping.is_set() and not self._coordinator.complete)
 
     def summary(self, stopped: bool) -> RunSummary:
@@ -151,31 +152,23 @@ class _Run:
             engines = pool.client()
         return searcher, engines
 
-    def _workers(
-        self, stack: contextlib.ExitStack, searcher: Searcher | None, engines: EngineClient | None
-    ) -> list[Any]:
-        prompts = {e.id: e.prompt() for e in self._plan.events}
-        beliefs = {e.id: e.beliefs for e in self._plan.events} if self._settings.model.kind == "market" else {}
+    def _worker(self, searcher: Searcher | None, engines: EngineClient | None) -> Any:
         actor = ray.remote(RolloutWorker).options(
-            num_cpus=self._settings.ray.worker_cpus,
-            max_concurrency=self._settings.rollout.concurrency + 1,
-            max_restarts=WORKER_RESTARTS,
+            num_cpus=self._settings.ray.worker_cpus, max_concurrency=self._settings.rollout.concurrency + 1
         )
-        shared = [ray.put(value) for value in (self._settings, prompts, beliefs)]
-        workers = [actor.remote(*shared, engines, searcher) for _ in range(self._settings.rollout.workers)]
-        for worker in workers:
-            stack.callback(ray.kill, worker)
-        return workers
+        return actor.remote(self._settings, engines, searcher)
 
-    async def _work(self, workers: list[Any]) -> None:
+    async def _work(self, crew: "Crew") -> None:
         """Keep every worker at its concurrency until nothing is left, or a stop was asked for."""
-        free = [w for _ in range(self._settings.rollout.concurrency) for w in workers]
-        running: dict[asyncio.Task[StepOutcome], Any] = {}
+        free = [
+            seat for _ in range(self._settings.rollout.concurrency) for seat in range(self._settings.rollout.workers)
+        ]
+        running: dict[asyncio.Task[StepOutcome], int] = {}
         stop = asyncio.create_task(self._stopping.wait())
         deadline = None
         while not self._coordinator.complete:
-            for worker, lease in self._admit(free):
-                running[asyncio.create_task(self._attempt(worker, lease))] = worker
+            for seat, lease in self._admit(free):
+                running[asyncio.create_task(self._attempt(crew, seat, lease))] = seat
             if not running:
                 break
             if self._stopping.is_set() and deadline is None:
@@ -194,15 +187,19 @@ class _Run:
             task.cancel()
         await asyncio.gather(*running, stop, return_exceptions=True)
 
-    def _admit(self, free: list[Any]) -> Iterator[tuple[Any, Lease]]:
+    def _admit(self, free: list[int]) -> Iterator[tuple[int, Lease]]:
         while free and not self._stopping.is_set() and (lease := self._coordinator.lease()) is not None:
             yield free.pop(), lease
 
-    async def _attempt(self, worker: Any, lease: Lease) -> StepOutcome:
+    async def _attempt(self, crew: "Crew", seat: int, lease: Lease) -> StepOutcome:
         """One lease on one worker; a dead worker is an infrastructure failure of the attempt."""
+        event = self._events[lease.key.event]
+        beliefs = event.beliefs if self._settings.model.kind == "market" else None
+        worker = crew.worker(seat)
         try:
-            outcome: StepOutcome = await worker.run.remote(lease)
+            outcome: StepOutcome = await worker.run.remote(lease, event.prompt(), beliefs)
         except RayActorError as error:
+            crew.replace(seat, worker)
             failure = Failure(kind="infrastructure", reason="worker-lost", detail=str(error))
             outcome = StepOutcome(lease=lease, failure=failure)
         if outcome.failure is not None and outcome.failure.kind == "infrastructure":
@@ -254,3 +251,34 @@ class _Run:
                 stage=stage,
             )
         )
+
+
+class Crew:
+    """The rollout workers by seat. A dead one is replaced, so that its seat can be leased to again."""
+
+    def __init__(self, hire: Callable[[], Any], size: int, replacements: int) -> None:
+        """`hire` makes a worker actor; `replacements` bounds how often it is called after the first `size` times."""
+        self._hire = hire
+        self._workers = [hire() for _ in range(size)]
+        self._replacements = replacements
+
+    async def ready(self) -> None:
+        """Answers once every worker can take leases."""
+        await asyncio.gather(*(w.ready.remote() for w in self._workers))
+
+    def worker(self, seat: int) -> Any:
+        """Who sits there now."""
+        return self._workers[seat]
+
+    def replace(self, seat: int, dead: Any) -> None:
+        """Seat a new worker, once for each that died, however many of its steps report it."""
+        if self._workers[seat] is not dead or self._replacements == 0:
+            return
+        self._replacements -= 1
+        logger.warning("rollout worker %d died and is replaced; its steps are repeated", seat)
+        self._workers[seat] = self._hire()
+
+    def dismiss(self) -> None:
+        """End every worker."""
+        for worker in self._workers:
+            ray.kill(worker)

@@ -45,17 +45,8 @@ class StepOutcome(Record):
 class RolloutWorker:
     """Made a Ray actor by the run; `run` is called many times at once."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        events: Mapping[str, EventPrompt],
-        beliefs: Mapping[str, Mapping[dt.date, Belief]],
-        engines: EngineClient | None,
-        searcher: Searcher | None,
-    ) -> None:
-        """`beliefs` is empty for every model but the `market` reference."""
+    def __init__(self, settings: Settings, engines: EngineClient | None, searcher: Searcher | None) -> None:
         self._settings = settings
-        self._events = events
         self._searcher = searcher
         self._sandbox = Sandbox(settings.rollout.python)
         self._chat: ChatFormat | None = None
@@ -64,16 +55,29 @@ class RolloutWorker:
             self._chat = load_chat(
                 model_path(chosen.path), chosen.chat, chosen.tool_parser, chosen.reasoning_parser, engines.facts.weights
             )
-        self._model = _model(settings, beliefs, engines, self._chat)
+        self._model: Model | None = None
+        if engines is not None and self._chat is not None:
+            self._model = EngineModel(engines, self._chat.stop_ids)
+        elif settings.model.kind == "reader":
+            chosen = settings.model
+            self._model = ReaderForecaster(chosen.reader_searches, chosen.reader_top_k, chosen.reader_scrapes)
+        elif settings.model.kind == "uniform":
+            self._model = UniformForecaster()
 
     async def ready(self) -> bool:
         """Answers once the worker can take leases."""
         return True
 
-    async def run(self, lease: Lease) -> StepOutcome:
-        """Run one step. Never raises: what goes wrong is in the outcome."""
+    async def run(
+        self, lease: Lease, event: EventPrompt, beliefs: Mapping[dt.date, Belief] | None = None
+    ) -> StepOutcome:
+        """Run one step. Never raises: what goes wrong is in the outcome.
+
+        `beliefs` are the event's market beliefs, given to the `market` reference and to no other model.
+        """
         try:
-            record, trajectory = await self._run(lease)
+            model = self._model or MarketForecaster({event.id: beliefs or {}})
+            record, trajectory = await self._run(lease, event, model)
         except InfrastructureError as error:
             failure = Failure(kind="infrastructure", reason=error.reason, detail=error.detail)
             return StepOutcome(lease=lease, failure=failure)
@@ -84,11 +88,11 @@ class RolloutWorker:
         record = record.model_copy(update={"attempts": lease.attempt})
         return StepOutcome(lease=lease, record=record, trajectory=trajectory)
 
-    async def _run(self, lease: Lease) -> tuple[ForecastRecord, Trajectory]:
+    async def _run(self, lease: Lease, event: EventPrompt, model: Model) -> tuple[ForecastRecord, Trajectory]:
         settings = self._settings.rollout
         task = StepTask(
             key=lease.key,
-            event=self._events[lease.key.event],
+            event=event,
             carried=lease.carried,
             variant=settings.prompt,
             policy=settings.parse,
@@ -100,7 +104,7 @@ class RolloutWorker:
         if self._chat is not None:
             dialogue = TokenDialogue(self._chat, self._settings.engine.max_model_len)
         step = forecast_step(task, dialogue, monotonic)
-        return await drive(step, task.session, self._model, self._tools(lease))
+        return await drive(step, task.session, model, self._tools(lease))
 
     def _tools(self, lease: Lease) -> ToolRunner | None:
         """The step's own tools: its view's cutoff is fixed here, from the key, and nowhere else."""
@@ -109,19 +113,3 @@ class RolloutWorker:
         lag = dt.timedelta(days=self._settings.retrieval.cutoff_lag_days)
         view = DatedView(self._searcher, lease.key.date - lag, self._settings.retrieval.first_day)
         return ToolRunner(view, self._sandbox, lease.key.date, self._settings.rollout)
-
-
-def _model(
-    settings: Settings,
-    beliefs: Mapping[str, Mapping[dt.date, Belief]],
-    engines: EngineClient | None,
-    chat: ChatFormat | None,
-) -> Model:
-    chosen = settings.model
-    if engines is not None and chat is not None:
-        return EngineModel(engines, chat.stop_ids)
-    if chosen.kind == "market":
-        return MarketForecaster(beliefs)
-    if chosen.kind == "reader":
-        return ReaderForecaster(chosen.reader_searches, chosen.reader_top_k, chosen.reader_scrapes)
-    return UniformForecaster()

@@ -1,5 +1,6 @@
 """What a person sees while something runs: a live bar on a terminal, a line every few seconds in a log."""
 
+import sys
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -10,8 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 if TYPE_CHECKING:
     from rollout.execute import Progress as RunProgress
 
-console = Console()
-errors = Console(stderr=True)
+LOG_WIDTH = 140
+"""Columns where there is no terminal to ask."""
+
+console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
+errors = Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH)
 
 LOG_LINE_SECONDS = 10.0
 """How often a log without a terminal gets a line."""

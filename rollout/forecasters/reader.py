@@ -26,19 +26,19 @@ from rollout.trajectory import Message, ToolCall
 
 FILTER = """\
 day = date.fromisoformat
-m, v, t = [mean for o in names], spread**2, day(start)
-for d, *x in sorted(set(polls)):
-    v += step**2 * (day(d) - t).days
-    t, k = day(d), v / (v + error**2)
+t, v, m = day(min(polls)[0]), {spread}**2, [{mean}] * {count}
+for d, *x in sorted(polls):
+    v += {step}**2 * (day(d) - t).days
+    t, k = day(d), v / (v + {error}**2)
     m, v = [a + k * (b - a) for a, b in zip(m, x)], v - k * v
-s = (v + step**2 * (day(end) - t).days)**.5
+s = (v + {step}**2 * (day("{end}") - t).days)**.5
 w = [exp(1.2 * (a - max(m)) / s) for a in m]
-print(dumps({o: min(.99, max(.01, round(q / sum(w), 2))) for o, q in zip(names, w)}))
+print(dumps({{o: round(.98 * q / sum(w) + .02 / {count}, 2) for o, q in zip(names, w)}}))
 """
-"""The fixed part of the cell: the Kalman filter of independent random walks that are measured together (one variance v for
-all), moved to the end, then P(strongest) as exp(1.2 m / s), normalized: the logistic approximation of the normal
-distribution function. Against the exact integral it costs at most 0.0001 Brier for two options and 0.002 for five, and it is
-short enough for a small student to repeat."""
+"""The Kalman filter of independent random walks that are measured together (one variance v for all), moved to the end, then
+P(strongest) as exp(1.2 m / s), normalized: the logistic approximation of the normal distribution function. The prior
+stands at the first survey instead of the opening, so that a small student has nothing to copy that a compact prompt does
+not show, and 2% go to all options alike, so that rounding never gives 0."""
 
 _NOTEBOOK = re.compile(r"<belief_notebook>(.*?)</belief_notebook>", re.DOTALL)
 _PRINTED = re.compile(r"^\{.*\}$", re.MULTILINE)
@@ -86,9 +86,7 @@ def cell(event: EventPrompt, process: StatedProcess, surveys: list[Survey]) -> s
         "from datetime import date\nfrom json import dumps\nfrom math import exp\n"
         f"names = {json.dumps(event.options, ensure_ascii=False)}\n"
         f"polls = [\n{polls}]\n"
-        f'start, end = "{process.start}", "{event.deadline.date()}"\n'
-        f"mean, spread, step, error = {process.mean}, {process.spread}, {process.step}, {process.error}\n"
-        f"{FILTER}"
+        + FILTER.format(**process.model_dump(), count=len(event.options), end=event.deadline.date())
     )
 
 

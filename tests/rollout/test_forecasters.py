@@ -184,7 +184,7 @@ def test_a_scraped_page_counts_and_a_repeated_survey_counts_once() -> None:
     queries = [json.loads(c.arguments)["query"] for m in messages for c in m.tool_calls if c.name == "search"]
     assert queries == ["Brimholt council vote", "Brimholt council vote Vantel Corim"]
     code = next(json.loads(c.arguments)["code"] for m in messages for c in m.tool_calls if c.name == "python")
-    assert code.count('("2031-') == 3
+    assert code.count('\n("2031-') == 3
     assert '("2031-02-01", 58.0, 41.0)' in code
 
 
