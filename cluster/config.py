@@ -169,6 +169,8 @@ class EngineSettings(Section):
     replicas: PositiveInt = 1
     cpus: float = Field(1.0, ge=0)
     gpus: float = Field(0.0, ge=0)
+    threads: PositiveInt | None = None
+    """On CPU only: arithmetic threads of a replica; None shares the node's cores among the replicas."""
     dtype: str = "bfloat16"
     max_model_len: PositiveInt = 4096
     kv_cache_gib: PositiveInt = 2
@@ -238,7 +240,6 @@ class RolloutSettings(Section):
     prompt: Literal["full", "compact"] = "full"
     parse: Literal["strict", "lenient"] = "strict"
     """Which policy decides whether a report is usable (both are recorded)."""
-    require_notebook: bool = False
     budget: BudgetSettings = BudgetSettings()
     python: PythonSettings = PythonSettings()
 

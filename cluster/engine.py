@@ -5,9 +5,11 @@ vLLM become ours here, because they do not survive pickling.
 """
 
 import asyncio
+import hashlib
 import os
 import time
 import uuid
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +29,8 @@ class EngineOutput(Record):
     finish: Literal["stop", "length", "abort"]
     cached_tokens: int
     """Prompt tokens served from the prefix cache."""
+    prompt_digest: str
+    """`ids_digest` of the prompt as vLLM reports that it saw it."""
     seconds: float
 
 
@@ -55,6 +59,9 @@ class EngineActor:
     def __init__(
         self, path: str, weights: str, settings: EngineSettings, sampling: SamplingSettings, seed: int
     ) -> None:
+        if settings.gpus == 0:
+            # Ray sets this to the actor's cores, rounded down to 1; the engine's own process inherits it at its start.
+            os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(1, cores() // settings.replicas))
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -80,10 +87,6 @@ class EngineActor:
     async def facts(self) -> EngineFacts:
         """Answers once the engine can serve."""
         return self._facts
-
-    async def process(self) -> int:
-        """Id of the actor's process."""
-        return os.getpid()
 
     async def unfinished(self) -> int:
         """Requests that the engine still works on."""
@@ -134,12 +137,23 @@ class EngineActor:
             logprobs=logprobs,
             finish=chosen.finish_reason if chosen.finish_reason in ("stop", "length") else "abort",
             cached_tokens=final.num_cached_tokens or 0,
+            prompt_digest=ids_digest(final.prompt_token_ids),
             seconds=time.monotonic() - began,
         )
 
     def shutdown(self) -> None:
         """Stop the engine's own processes."""
         self._engine.shutdown()
+
+
+def ids_digest(ids: Sequence[int]) -> str:
+    """SHA-256 of token ids."""
+    return hashlib.sha256(array("q", ids).tobytes()).hexdigest()
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def check_loadable(path: Path) -> None:

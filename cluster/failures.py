@@ -34,6 +34,10 @@ class DataError(PastcastError):
     """An input file or row is wrong."""
 
 
+FATAL_REASONS = frozenset({"no-engine", "pool-lost", "no-worker", "retrieval-gone"})
+"""Infrastructure that will not come back within this run."""
+
+
 class InfrastructureError(PastcastError):
     """Something under the run failed (an engine, a shard, a node): the attempt is repeated elsewhere, never scored.
 
@@ -44,6 +48,11 @@ class InfrastructureError(PastcastError):
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
+
+    @property
+    def fatal(self) -> bool:
+        """Whether repeating the attempt cannot help: the run stops, and nothing is written off."""
+        return self.reason in FATAL_REASONS
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}" if self.detail else self.reason

@@ -6,13 +6,14 @@ repeated elsewhere) and nothing else.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+from ray.exceptions import RayError, RayTaskError
 
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.engine import EngineActor, EngineFacts, EngineOutput, check_loadable, engine_environment
@@ -79,9 +80,6 @@ class PoolActor:
         if self._incarnations[engine] != incarnation or engine in self._restarting:
             return
         self._router.died(engine)
-        if incarnation > self._settings.restarts:
-            logger.error("engine %d is lost for good after %d restarts: %s", engine, self._settings.restarts, why)
-            return
         logger.warning("engine %d died and is started again: %s", engine, why)
         self._restarting[engine] = asyncio.create_task(self._restart(engine))
 
@@ -96,7 +94,7 @@ class PoolActor:
         for handle in self._handles.values():
             try:
                 await asyncio.wait_for(handle.shutdown.remote(), 20)
-            except (RayActorError, TimeoutError):
+            except (RayError, TimeoutError):
                 logger.info("an engine did not shut down by itself and is killed")
             ray.kill(handle)
         self._handles.clear()
@@ -109,31 +107,46 @@ class PoolActor:
             max_concurrency=1000,
             runtime_env={"env_vars": engine_environment(self._settings)},
         )
-        seed = self._seed * 1000 + engine * 10 + self._incarnations[engine]
+        seed = engine_seed(self._seed, engine, self._incarnations[engine])
         handle = actor.remote(self._path, self._weights, self._settings, self._sampling, seed)
         try:
             facts: EngineFacts = await asyncio.wait_for(handle.facts.remote(), self._settings.start_timeout_s)
-        except (TimeoutError, RayActorError) as error:
+        except (TimeoutError, RayError) as error:
             ray.kill(handle)
             asked = f"{self._settings.cpus:g} CPU and {self._settings.gpus:g} GPU"
-            raise InfrastructureError(
-                "engine-start",
-                f"replica {engine} ({asked}) did not start within {self._settings.start_timeout_s:g} s: {error}",
-            ) from None
+            late = isinstance(error, TimeoutError)
+            why = (
+                f"did not start within {self._settings.start_timeout_s:g} s"
+                if late
+                else f"died while starting: {error}"
+            )
+            raise InfrastructureError("engine-start", f"replica {engine} ({asked}) {why}") from None
         self._handles[engine] = handle
         self._router.revived(engine)
         return facts
 
     async def _restart(self, engine: int) -> None:
+        """Start a replica again, until it comes up or its restarts are spent."""
         ray.kill(self._handles.pop(engine))
         try:
-            await self._start_one(engine)
-        except InfrastructureError as error:
-            logger.error("engine %d could not be started again: %s", engine, error)
+            while self._incarnations[engine] <= self._settings.restarts:
+                try:
+                    await self._start_one(engine)
+                except InfrastructureError as error:
+                    logger.error("engine %d could not be started again: %s", engine, error)
+                else:
+                    return
+            logger.error("engine %d is lost for good: its %d restarts are spent", engine, self._settings.restarts)
         finally:
             del self._restarting[engine]
             async with self._changed:
                 self._changed.notify_all()
+
+
+def engine_seed(seed: int, engine: int, incarnation: int) -> int:
+    """A seed of its own for every start of every replica; `seed` must differ between the sittings of a run."""
+    digest = hashlib.sha256(f"{seed}/{engine}/{incarnation}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
 
 
 class EngineClient:
@@ -148,22 +161,30 @@ class EngineClient:
     ) -> tuple[EngineOutput, str]:
         """One call; returns the output and the replica's name. Raises InfrastructureError, to be repeated elsewhere."""
         tokens = len(ids) + max_tokens
-        try:
-            engine, incarnation, handle = await self._pool.assign.remote(session, tokens)
-        except RayActorError as error:
-            raise InfrastructureError("pool-lost", str(error)) from None
+        engine, incarnation, handle = await self._ask(self._pool.assign.remote(session, tokens))
         try:
             output: EngineOutput = await handle.generate.remote(ids, max_tokens, stop_ids)
         except InfrastructureError as error:
             if error.reason == "engine-lost":
-                await self._pool.lost.remote(engine, incarnation, error.detail)
+                await self._ask(self._pool.lost.remote(engine, incarnation, error.detail))
             raise
-        except (RayActorError, ActorUnavailableError, GetTimeoutError) as error:
-            await self._pool.lost.remote(engine, incarnation, str(error))
+        except RayTaskError:
+            raise  # the engine's own code failed: a bug of ours, to be loud
+        except RayError as error:
+            await self._ask(self._pool.lost.remote(engine, incarnation, str(error)))
             raise InfrastructureError("engine-lost", f"replica {engine}: {type(error).__name__}") from None
         finally:
             self._pool.finish.remote(engine, incarnation, tokens)
         return output, f"engine-{engine}.{incarnation}"
+
+    async def _ask(self, answer: Any) -> Any:
+        """The pool's answer. Raises InfrastructureError `pool-lost` when its actor is gone."""
+        try:
+            return await answer
+        except RayTaskError:
+            raise
+        except RayError as error:
+            raise InfrastructureError("pool-lost", f"{type(error).__name__}: {error}") from None
 
     async def release(self, session: str) -> None:
         """The session has ended."""
@@ -184,9 +205,10 @@ class EnginePool:
         )
         try:
             self.facts: list[EngineFacts] = ray.get(self._actor.start.remote())
-        except InfrastructureError:
+        except InfrastructureError as error:
             ray.kill(self._actor)
-            raise
+            # Ray's own wrapper carries a remote traceback as its text; the cause says it in our words.
+            raise getattr(error, "cause", error) from None
 
     def client(self) -> EngineClient:
         """A handle for workers."""

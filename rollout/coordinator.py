@@ -25,6 +25,8 @@ class Lease(Record):
     """From 1."""
     carried: NotebookState | None
     """memory-on: what the chain's earlier steps left."""
+    last: bool
+    """Whether no later step of the chain is to follow: its engine session may be released."""
 
 
 class Coordinator:
@@ -69,7 +71,8 @@ class Coordinator:
         key = self._ready.popleft()
         self._tried[key] = self._tried.get(key, 0) + 1
         self._numbers += 1
-        lease = Lease(number=self._numbers, key=key, attempt=self._tried[key], carried=self._carried(key))
+        last = self._chain_of[key][-1] == key
+        lease = Lease(number=self._numbers, key=key, attempt=self._tried[key], carried=self._carried(key), last=last)
         self._leases[lease.number] = lease
         return lease
 

@@ -10,9 +10,12 @@ from rollout.trajectory import Trajectory
 
 
 async def drive(
-    step: StepGenerator, session: str, model: Model, tools: ToolRunner | None
+    step: StepGenerator, model: Model, tools: ToolRunner | None, release: str | None
 ) -> tuple[ForecastRecord, Trajectory]:
-    """Run one step to its end. Raises InfrastructureError when the attempt must be repeated elsewhere."""
+    """Run one step to its end. `release` names the engine session to give up afterwards, if it is to be given up.
+
+    Raises InfrastructureError when the attempt must be repeated elsewhere.
+    """
     try:
         want = next(step)
         while True:
@@ -30,7 +33,8 @@ async def drive(
         return record, trajectory
     finally:
         step.close()
-        await model.release(session)
+        if release is not None:
+            await model.release(release)
 
 
 def monotonic() -> float:

@@ -1,5 +1,6 @@
 """The engine pool as a Model: ids in, ids out."""
 
+from cluster.engine import ids_digest
 from cluster.pool import EngineClient
 from rollout.model import Completion, SampleRequest
 
@@ -12,10 +13,15 @@ class EngineModel:
         self._stop_ids = stop_ids
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """Raises InfrastructureError when the attempt must be repeated elsewhere."""
+        """Raises InfrastructureError when the attempt must be repeated elsewhere.
+
+        That the engine saw exactly the transcript's ids is checked on every call; a difference is a bug and raises RuntimeError.
+        """
         output, engine = await self._client.generate(
             request.session, request.prompt_ids, request.max_tokens, self._stop_ids
         )
+        if output.prompt_digest != ids_digest(request.prompt_ids):
+            raise RuntimeError(f"{engine} saw another prompt than the transcript of {request.session} holds")
         return Completion(
             token_ids=output.token_ids,
             logprobs=output.logprobs,

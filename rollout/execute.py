@@ -6,6 +6,7 @@ again.
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import signal
 import time
@@ -14,14 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from pydantic_core import PydanticSerializationError
+from ray.exceptions import RayError, RayTaskError
 
 from cluster.config import Settings
-from cluster.failures import Failure
+from cluster.failures import FATAL_REASONS, Failure, InfrastructureError
 from cluster.home import model_path
 from cluster.pool import EngineClient, EnginePool
 from cluster.record import Record
-from cluster.session import start_session
+from cluster.session import require, start_session
 from retrieval.pool import start_retrieval_pool
 from retrieval.view import Searcher
 from rollout.coordinator import Coordinator, Lease
@@ -68,6 +70,8 @@ class RunSummary(Record):
     retried: int
     stopped: bool
     """Whether it was asked to stop before all was done."""
+    lost: int
+    """Forecasts recorded as infrastructure failures, after every attempt failed."""
     bugs: int
     seconds: float
     output_tokens: int
@@ -91,7 +95,8 @@ def execute(plan: Plan, resume: bool, report: Report) -> RunSummary:
             finished = {r.key: r.notebook for r in ledger.records()}
             if len(finished) == len(plan.keys):
                 return _Run(plan, ledger, finished, report).summary(stopped=False)
-            with start_session(plan.settings.ray):
+            with start_session(plan.settings.ray) as session:
+                require(session, _bundles(plan.settings), "the run")
                 return asyncio.run(_Run(plan, ledger, finished, report).go())
 
 
@@ -104,21 +109,29 @@ class _Run:
         self._coordinator = Coordinator(plan.keys, finished, plan.settings.rollout.attempts)
         self._events = {e.id: e for e in plan.events}
         self._failures = Counter(ledger.failures())
-        self._retried = self._bugs = self._output_tokens = self._recorded_now = 0
+        self._retried = self._lost = self._bugs = self._output_tokens = self._recorded_now = 0
         self._began = time.monotonic()
         self._stopping = asyncio.Event()
+        self._fatal: Failure | None = None
 
     async def go(self) -> RunSummary:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
         with contextlib.ExitStack() as stack:
             searcher, engines = self._pools(stack)
             crew = Crew(lambda: self._worker(searcher, engines), self._settings.rollout.workers, WORKER_RESTARTS)
             stack.callback(crew.dismiss)
             self._say("starting workers")
-            await crew.ready()
+            await crew.ready(self._settings.ray.placement_timeout_s)
             self._began = time.monotonic()
+            # Only from here on: before, an interrupt may simply end the process.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
             await self._work(crew)
+        if self._fatal is not None:
+            raise InfrastructureError(
+                self._fatal.reason,
+                f"{self._fatal.detail}\n{self._coordinator.done} of {self._coordinator.total} forecasts are recorded and none "
+                f"was written off; mend the cause and go on with --resume",
+            )
         return self.summary(stopped=self._stopping.is_set() and not self._coordinator.complete)
 
     def summary(self, stopped: bool) -> RunSummary:
@@ -129,6 +142,7 @@ class _Run:
             failures=dict(self._failures),
             retried=self._retried,
             stopped=stopped,
+            lost=self._lost,
             bugs=self._bugs,
             seconds=time.monotonic() - self._began,
             output_tokens=self._output_tokens,
@@ -146,11 +160,16 @@ class _Run:
             self._say("starting the engines")
             path = model_path(self._settings.model.path)
             pool = EnginePool(
-                path, self._plan.weights, self._settings.engine, self._settings.sampling, self._settings.run.seed
+                path, self._plan.weights, self._settings.engine, self._settings.sampling, self._engine_seed()
             )
             stack.callback(pool.stop)
             engines = pool.client()
         return searcher, engines
+
+    def _engine_seed(self) -> int:
+        """Different in each sitting of a run: a resumed run must not draw again what it drew before it was stopped."""
+        text = f"{self._settings.run.seed}/{self._coordinator.done}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
     def _worker(self, searcher: Searcher | None, engines: EngineClient | None) -> Any:
         actor = ray.remote(RolloutWorker).options(
@@ -198,17 +217,26 @@ class _Run:
         worker = crew.worker(seat)
         try:
             outcome: StepOutcome = await worker.run.remote(lease, event.prompt(), beliefs)
-        except RayActorError as error:
-            crew.replace(seat, worker)
-            failure = Failure(kind="infrastructure", reason="worker-lost", detail=str(error))
+        except RayTaskError as error:
+            # The worker's own code raised, although it promises not to: a bug of ours.
+            outcome = StepOutcome(lease=lease, failure=Failure(kind="bug", reason="worker-raised", detail=str(error)))
+        except RayError as error:
+            reason = "worker-lost" if crew.replace(seat, worker) else "no-worker"
+            failure = Failure(kind="infrastructure", reason=reason, detail=f"{type(error).__name__}: {error}")
             outcome = StepOutcome(lease=lease, failure=failure)
-        if outcome.failure is not None and outcome.failure.kind == "infrastructure":
+        failed = outcome.failure
+        if failed is not None and failed.kind == "infrastructure" and failed.reason not in FATAL_REASONS:
             await asyncio.sleep(min(0.5 * 2**lease.attempt, LONGEST_BACKOFF_SECONDS))
         return outcome
 
     def _take(self, outcome: StepOutcome) -> None:
         lease, failure = outcome.lease, outcome.failure
         record = outcome.record
+        if failure is not None and failure.reason in FATAL_REASONS:
+            # Not the step's fault and not to be recorded as its end: the run stops and can be resumed.
+            self._fatal = self._fatal or failure
+            self._stopping.set()
+            return
         if failure is not None and failure.kind == "infrastructure":
             again = self._coordinator.fail(lease)
             if again is not False:
@@ -216,10 +244,17 @@ class _Run:
                 logger.warning("attempt %d of %s failed: %s", lease.attempt, lease.key, failure.reason)
                 return
         if record is None:
+            self._lost += failure is not None and failure.kind == "infrastructure"
             self._bugs += failure is not None and failure.kind == "bug"
             record = self._without_report(lease, failure)
         # The ledger first: a record that the coordinator counts is always on disk.
-        self._ledger.commit(record, outcome.trajectory)
+        try:
+            self._ledger.commit(record, outcome.trajectory)
+        except PydanticSerializationError as error:
+            logger.error("a record cannot be stored, %s: %s", lease.key, error)
+            self._bugs += 1
+            record = self._without_report(lease, Failure(kind="bug", reason="not-storable", detail=repr(error)))
+            self._ledger.commit(record, None)
         if self._coordinator.finish(lease, record.notebook):
             self._recorded_now += 1
             self._output_tokens += record.usage.output_tokens
@@ -231,7 +266,7 @@ class _Run:
             key=lease.key,
             options=self._events[lease.key.event].options,
             report=None,
-            notebook=lease.carried,
+            notebook=_not_updated(lease.carried, failure),
             failure=failure,
             attempts=lease.attempt,
             prompt=prompt_hash(lease.key.mode, self._settings.rollout.prompt),
@@ -253,6 +288,25 @@ class _Run:
         )
 
 
+def _bundles(settings: Settings) -> list[dict[str, float]]:
+    """What the run's actors ask of Ray, one entry for each that cannot be divided."""
+    bundles = [{"CPU": settings.ray.worker_cpus}] * settings.rollout.workers
+    if settings.model.kind == "vllm":
+        bundles += [{"CPU": settings.engine.cpus, "GPU": settings.engine.gpus}] * settings.engine.replicas
+    if uses_tools(settings):
+        # The encoder is one more actor beside the shards.
+        bundles += [{"CPU": settings.retrieval.actor_cpus}] * (settings.retrieval.shard_actors + 1)
+    return bundles
+
+
+def _not_updated(carried: NotebookState | None, failure: Failure | None) -> NotebookState | None:
+    """The chain's notebook after a step that wrote none."""
+    if carried is None:
+        return None
+    why = failure.reason if failure else ""
+    return NotebookState(notebook=carried.notebook, status="missing", why=why)
+
+
 class Crew:
     """The rollout workers by seat. A dead one is replaced, so that its seat can be leased to again."""
 
@@ -262,21 +316,33 @@ class Crew:
         self._workers = [hire() for _ in range(size)]
         self._replacements = replacements
 
-    async def ready(self) -> None:
-        """Answers once every worker can take leases."""
-        await asyncio.gather(*(w.ready.remote() for w in self._workers))
+    async def ready(self, timeout_s: float) -> None:
+        """Answers once every worker can take leases. Raises InfrastructureError after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(w.ready.remote() for w in self._workers))
+        except TimeoutError:
+            free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
+            raise InfrastructureError(
+                "worker-start",
+                f"{len(self._workers)} rollout worker(s) did not start within {timeout_s:g} s; free in the cluster: {free}. "
+                "Lower ray.worker_cpus, engine.cpus or retrieval.actor_cpus, or raise ray.placement_timeout_s",
+            ) from None
 
     def worker(self, seat: int) -> Any:
         """Who sits there now."""
         return self._workers[seat]
 
-    def replace(self, seat: int, dead: Any) -> None:
-        """Seat a new worker, once for each that died, however many of its steps report it."""
-        if self._workers[seat] is not dead or self._replacements == 0:
-            return
+    def replace(self, seat: int, dead: Any) -> bool:
+        """Seat a new worker, once for each that died, however many of its steps report it. False: none is left to hire."""
+        if self._workers[seat] is not dead:
+            return True
+        if self._replacements == 0:
+            return False
         self._replacements -= 1
         logger.warning("rollout worker %d died and is replaced; its steps are repeated", seat)
         self._workers[seat] = self._hire()
+        return True
 
     def dismiss(self) -> None:
         """End every worker."""

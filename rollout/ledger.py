@@ -109,11 +109,6 @@ class Ledger:
         for (text,) in rows:
             yield ForecastRecord.model_validate_json(text)
 
-    def record(self, key: ForecastKey) -> ForecastRecord | None:
-        """The record of one key, if it is there."""
-        row = self._one("record", key)
-        return None if row is None else ForecastRecord.model_validate_json(row)
-
     def trajectory(self, key: ForecastKey) -> Trajectory | None:
         """The trajectory of one key; None when the forecast is missing or left none."""
         blob = self._one("trajectory", key)

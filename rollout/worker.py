@@ -104,7 +104,7 @@ class RolloutWorker:
         if self._chat is not None:
             dialogue = TokenDialogue(self._chat, self._settings.engine.max_model_len)
         step = forecast_step(task, dialogue, monotonic)
-        return await drive(step, task.session, model, self._tools(lease))
+        return await drive(step, model, self._tools(lease), task.session if lease.last else None)
 
     def _tools(self, lease: Lease) -> ToolRunner | None:
         """The step's own tools: its view's cutoff is fixed here, from the key, and nowhere else."""

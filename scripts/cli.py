@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from cluster.config import Settings, dump_settings, load_settings
+from cluster.config import dump_settings, load_settings
 from cluster.failures import PastcastError
 from scripts.terminal import ProgressBar, console, errors
 
@@ -23,7 +23,9 @@ world_app = typer.Typer(no_args_is_help=True)
 index_app = typer.Typer(no_args_is_help=True)
 train_app = typer.Typer(no_args_is_help=True)
 app.add_typer(world_app, name="world", help="Synthetic worlds. Example: pastcast world make --seed 7 --out world")
-app.add_typer(index_app, name="index", help="The dated index. Example: pastcast index build --config configs/demo.yaml")
+app.add_typer(
+    index_app, name="index", help="The dated index. Example: pastcast index build --config world/settings.yaml"
+)
 app.add_typer(train_app, name="train", help="Fine-tuning. Example: pastcast train sft --run runs/teacher")
 
 Config = Annotated[list[Path], typer.Option("--config", "-c", help="YAML settings; may be repeated, later files win.")]
@@ -51,12 +53,12 @@ def _verb(parent: typer.Typer, name: str, example: str) -> Callable[[Callable[..
 
 @_verb(app, "doctor", "pastcast doctor")
 def doctor(
-    deep: Annotated[bool, typer.Option(help="Also start a local Ray session and a sandbox cell.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not start a Ray session.")] = False,
 ) -> None:
     """Check this machine and say what to do about each fault."""
     from scripts.doctor import doctor as check
 
-    raise typer.Exit(check(deep))
+    raise typer.Exit(check(deep=not quick))
 
 
 @_verb(world_app, "make", "pastcast world make --seed 7 --events 60 --days 120 --articles-per-day 20 --out world")
@@ -69,10 +71,15 @@ def world_make(
     fault: Annotated[list[str], typer.Option(help="Plant a fault; may be repeated.")] = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Write a synthetic world whose best possible forecasts are known."""
-    from rollout.events.world import make_world
+    from rollout.events.world import make_world, write_settings
 
     made = make_world(out, seed, events, days, articles_per_day, frozenset(fault))
-    console.print(f"{out}: {made}")
+    file = write_settings(out, made)
+    console.print(
+        f"{made.events} events over {made.days} days, {made.articles} articles ({made.surveys} surveys), "
+        f"{len(made.planted)} planted faults; use it with --config {file}",
+        highlight=False,
+    )
 
 
 @_verb(index_app, "build", "pastcast index build --config configs/summer2024.yaml")
@@ -83,7 +90,11 @@ def index_build(config: Config = [], set_: Set = []) -> None:  # noqa: B006
     settings = load_settings(config, set_)
     with ProgressBar("index") as bar:
         summary = build_from_settings(settings, lambda p: bar.update(p.done, p.total, p.month))
-    console.print(summary)
+    _print_counts("rows of the articles file not used", summary.quarantined)
+    console.print(
+        f"{summary.articles} articles in {summary.shards} monthly shards ({summary.kept} kept), {summary.directory}",
+        highlight=False,
+    )
 
 
 @_verb(app, "rollout", "pastcast rollout --config configs/summer2024.yaml --set rollout.count=4")
@@ -105,13 +116,15 @@ def rollout(
         console.print(dump_settings(settings), highlight=False, markup=False)
     _print_counts("rows of the events file not used", plan.quarantined)
     _print_counts("events not run", plan.dropped)
+    if plan.naive_times:
+        console.print(f"{plan.naive_times} times without an offset were taken as {settings.events.time_zone}")
     if plan.hidden_deadlines:
         console.print(
             f"{plan.hidden_deadlines} deadlines are not shown: the source may have moved them to the settlement"
         )
     console.print(
         f"{len(plan.events)} events, {plan.episodes} episodes, {len(plan.keys)} forecasts, "
-        f"about {plan.tokens:,} tokens at most; run {plan.manifest.fingerprint[:12]} in {settings.run.directory}"
+        f"roughly {plan.tokens:,} tokens; run {plan.manifest.fingerprint[:12]} in {settings.run.directory}"
     )
     if dry_run:
         return
@@ -133,12 +146,17 @@ def rollout(
 
 
 @_verb(app, "score", "pastcast score runs/demo --json")
-def score(runs: Runs, json_: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
+def score(
+    runs: Runs,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    config: Config = [],  # noqa: B006
+    set_: Set = [],  # noqa: B006
+) -> None:
     """Print scores with intervals, failures and usage, from the ledgers alone."""
     from eval.summary import score_runs
     from eval.tables import score_tables
 
-    scores = score_runs(runs, Settings().scores)
+    scores = score_runs(runs, load_settings(config, set_).scores)
     if json_:
         sys.stdout.write(scores.model_dump_json(indent=1) + "\n")
         return
@@ -147,11 +165,16 @@ def score(runs: Runs, json_: Annotated[bool, typer.Option("--json", help="Print 
 
 
 @_verb(app, "report", "pastcast report runs/base runs/sft --out report.html")
-def report(runs: Runs, out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html")) -> None:
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    config: Config = [],  # noqa: B006
+    set_: Set = [],  # noqa: B006
+) -> None:
     """Write one self-contained HTML page about one or more runs."""
     from eval.html.page import write_report
 
-    console.print(f"wrote {write_report(runs, out, Settings().scores)}")
+    console.print(f"wrote {write_report(runs, out, load_settings(config, set_).scores)}")
 
 
 @_verb(train_app, "sft", "pastcast train sft --run runs/teacher --set training.output=checkpoints/sft")
@@ -174,7 +197,7 @@ def train_sft(
     console.print(f"{made.path}: {made.rows}; vLLM loads it: {made.verification}", highlight=False)
 
 
-@_verb(app, "eval", "pastcast eval --checkpoint checkpoints/sft --config configs/demo.yaml")
+@_verb(app, "eval", "pastcast eval --checkpoint checkpoints/sft --config world/settings.yaml")
 def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="A model folder that vLLM can load.")],
     config: Config = [],  # noqa: B006
@@ -202,7 +225,7 @@ def demo(
     """The main job, end to end: world, index, baselines, base model, teacher, fine-tuning, re-evaluation, report."""
     from scripts.demo import run_demo
 
-    run_demo(out, load_settings(config, set_))
+    run_demo(out, config, set_)
 
 
 def _print_counts(title: str, counts: dict[str, int]) -> None:

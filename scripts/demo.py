@@ -5,12 +5,13 @@ Every stage keeps its result under the output folder, so that an interrupted dem
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
-from cluster.config import ModelSettings, Settings
+from cluster.config import ModelSettings, Settings, load_settings
+from cluster.failures import SettingsError
 from cluster.session import start_session
 from eval.checkpoints import compare_checkpoints
 from eval.evaluate import roll_out
@@ -18,28 +19,28 @@ from eval.html.page import write_report
 from eval.summary import Row, score_runs
 from eval.tables import comparison_table, interval_text, share_text
 from retrieval.build import build_from_settings
-from rollout.events.world import make_world
+from rollout.events.world import make_world, write_settings
 from rollout.record import Mode
 from rollout.sandbox import Sandbox
 from scripts.terminal import ProgressBar, console
 from training.checkpoint import read_origin
 from training.launch import launch_sft
 
-SEED, EVENTS, DAYS, ARTICLES_PER_DAY = 7, 60, 120, 16.0
+SEED, EVENTS, DAYS, ARTICLES_PER_DAY = 7, 48, 100, 8.0
 STAGES = 8
 
 
-def run_demo(out: Path, settings: Settings) -> None:
+def run_demo(out: Path, config: Sequence[Path], overrides: Sequence[str]) -> None:
     """Run every stage; prints the table and the report's path."""
     began = time.monotonic()
     stage = _Stages(began)
-    out.mkdir(parents=True, exist_ok=True)
-    console.print(f"sandbox: {Sandbox(settings.rollout.python).describe()}", highlight=False)
 
     stage("a synthetic world")
     world = make_world(out / "world", SEED, EVENTS, DAYS, ARTICLES_PER_DAY)
+    settings = load_settings([*config, write_settings(out / "world", world)], overrides)
     console.print(f"{world.events} events, {world.articles} articles ({world.surveys} surveys) over {world.days} days")
-    settings = _placed(settings, out, {"train": world.train, "eval": world.eval})
+    sandbox = Sandbox(settings.rollout.python)
+    console.print(f"sandbox: {sandbox.describe()}", highlight=False)
 
     stage("its index")
     with ProgressBar("articles") as bar:
@@ -75,19 +76,6 @@ def run_demo(out: Path, settings: Settings) -> None:
     console.print(f"report: {page.resolve()}\nthe whole demo took {time.monotonic() - began:.0f} s", highlight=False)
 
 
-def _placed(settings: Settings, out: Path, windows: dict[str, Any]) -> Settings:
-    """The settings with the demo's paths and the world's own split."""
-    world = out / "world"
-    events = {"path": world / "events.jsonl", "floor": world / "floor.jsonl", "format": "pastcast", **windows}
-    return settings.model_copy(
-        update={
-            "events": settings.events.model_copy(update=events),
-            "articles": settings.articles.model_copy(update={"path": world / "articles.jsonl", "format": "pastcast"}),
-            "index": settings.index.model_copy(update={"directory": out / "index"}),
-        }
-    )
-
-
 def _rolled(
     settings: Settings,
     directory: Path,
@@ -96,7 +84,8 @@ def _rolled(
     split: str = "eval",
     path: str | None = None,
 ) -> None:
-    model = settings.model.model_dump() | {"kind": kind, "path": path or settings.model.path}
+    name = directory.name if kind == "vllm" else ""
+    model = settings.model.model_dump() | {"kind": kind, "path": path or settings.model.path, "name": name}
     chosen = settings.model_copy(
         update={
             "run": settings.run.model_copy(update={"directory": directory}),
@@ -105,7 +94,12 @@ def _rolled(
         }
     )
     with ProgressBar(f"{directory.name} forecasts") as bar:
-        summary = roll_out(chosen, bar.run)
+        try:
+            summary = roll_out(chosen, bar.run)
+        except SettingsError as error:
+            raise SettingsError(
+                f"{error}\nTo begin the demo anew, remove {directory.parent.parent} (`make clean`)."
+            ) from None
     failures = ", ".join(f"{n} {reason}" for reason, n in summary.failures.items()) or "none"
     console.print(
         f"{directory.name}: {summary.recorded} forecasts in {summary.seconds:.0f} s; failures: {failures}",

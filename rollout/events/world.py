@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import Field
 
 from cluster.config import SplitWindow
@@ -131,6 +132,23 @@ def make_world(
     _write(out / "floor.jsonl", (f.model_dump(mode="json") for c in contests for f in _floor(c)))
     (out / "world.json").write_text(json.dumps(world.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
     return world
+
+
+def write_settings(out: Path, world: World) -> Path:
+    """Writes `out/settings.yaml`, which names the world's files, an index beside them and the split; returns its path."""
+    settings = {
+        "events": {
+            "path": str(out / "events.jsonl"),
+            "floor": str(out / "floor.jsonl"),
+            "train": world.train.model_dump(),
+            "eval": world.eval.model_dump(),
+        },
+        "articles": {"path": str(out / "articles.jsonl")},
+        "index": {"directory": str(out / "index")},
+    }
+    file = out / "settings.yaml"
+    file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    return file
 
 
 def _parameters(seed: int, events: int, days: int, articles_per_day: float, faults: Iterable[str]) -> World:
