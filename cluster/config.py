@@ -94,8 +94,8 @@ class EventsSettings(FieldMapping):
     limit: PositiveInt | None = None
     """At most this many events per split, in order of id."""
     schedule: ScheduleSettings = ScheduleSettings()
-    deadlines_move: bool = False
-    """The source overwrites deadlines when an event ends early: one that coincides with the settlement is not shown."""
+    deadlines_move: tuple[str, ...] = ()
+    """Sources (an event's `source`) that overwrite deadlines when an event ends early: none of theirs is shown."""
     floor: Path | None = None
     """A world's file of best possible forecasts; used by scores only."""
 
@@ -135,7 +135,7 @@ class RetrievalSettings(Section):
     cutoff_lag_days: int = Field(0, ge=0)
     """Cutoff χ = τ − this. 0 is the Dojo convention (the forecast date's own news is visible), 1 the day before."""
     first_day: dt.date | None = None
-    """Articles of earlier days are never shown."""
+    """Articles of earlier days are never shown, and no forecast is dated before one could be."""
 
 
 class ModelSettings(Section):
@@ -335,7 +335,8 @@ def load_settings(files: Sequence[Path] = (), overrides: Sequence[str] = ()) -> 
 
 def dump_settings(settings: Settings) -> str:
     """The resolved tree as YAML; loading it gives equal settings."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    # Escapes keep it independent of the encoding, and unescaped line separators would be read back as spaces.
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=False)
 
 
 def _readable(error: ValidationError) -> list[str]:

@@ -14,7 +14,7 @@ Report = Callable[[Progress], None]
 
 def roll_out(settings: Settings, report: Report) -> RunSummary:
     """Run or resume the run of these settings in its directory. Raises DataError if it did not finish."""
-    plan = make_plan(settings, settings.run.directory / "quarantine")
+    plan = make_plan(settings)
     summary = execute(plan, resume=True, report=report)
     if summary.recorded < summary.scheduled:
         raise DataError(

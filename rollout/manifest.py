@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config import Settings
+from cluster.fingerprint import hash_files
 from cluster.record import Record
 
 OPERATIONAL = (
@@ -98,22 +99,6 @@ def hash_lines(lines: Iterable[str]) -> str:
     for line in lines:
         digest.update(line.encode() + b"\n")
     return digest.hexdigest()
-
-
-def hash_files(files: Iterable[Path], root: Path) -> str:
-    """SHA-256 over names (relative to `root`) and bytes of files, in order of name."""
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0")
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
-
-
-def weights_hash(folder: Path) -> str:
-    """Fingerprint of a model folder: weights, configuration, tokenizer and chat template."""
-    wanted = (".safetensors", ".json", ".jinja", ".model", ".txt", ".bin")
-    return hash_files((f for f in folder.iterdir() if f.is_file() and f.suffix in wanted), folder)
 
 
 def code_hash() -> str:

@@ -4,14 +4,18 @@ Nothing is started here; `--dry-run` prints a plan.
 """
 
 import datetime as dt
+import logging
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.config import Settings
+from cluster.config import RetrievalSettings, Settings
 from cluster.failures import DataError, SettingsError
+from cluster.fingerprint import weights_hash
 from cluster.home import model_path
 from cluster.record import Record
+from retrieval.corpus.rows import Loaded, QuarantinedRow
 from retrieval.library import Library
 from rollout.episode import chains, schedule
 from rollout.events.dates import TOO_FEW_DAYS, forecast_dates
@@ -19,11 +23,13 @@ from rollout.events.deadline import hide_moved_deadlines
 from rollout.events.event import Belief, Event
 from rollout.events.load import load_events
 from rollout.events.split import split_events
-from rollout.manifest import Manifest, hash_lines, make_manifest, weights_hash
+from rollout.manifest import Manifest, hash_lines, make_manifest
 from rollout.prompts import prompt_hash
 from rollout.record import ForecastKey
-from rollout.run import read_floor
+from rollout.run import QUARANTINE_FILE, read_floor
 from rollout.sandbox import Sandbox
+
+logger = logging.getLogger(__name__)
 
 PROMPT_TOKENS = {"full": 2500, "compact": 450}
 """A rough prompt length by variant, for the estimate alone."""
@@ -39,9 +45,11 @@ class Plan(Record):
     keys: tuple[ForecastKey, ...]
     quarantined: dict[str, int]
     """Rows of the events file by reason."""
+    unused_rows: tuple[QuarantinedRow, ...]
+    """The same rows by number, for the run's quarantine."""
     naive_times: int
     hidden_deadlines: int
-    """Deadlines that are not shown because the source may have moved them to the settlement."""
+    """Deadlines that are not shown because their source moves them."""
     dropped: dict[str, int]
     """Good events that are not run, by reason."""
     weights: str
@@ -79,16 +87,22 @@ def uses_tools(settings: Settings) -> bool:
     return settings.model.kind in ("vllm", "reader") and set(settings.rollout.modes) != {"no-tools"}
 
 
-def make_plan(settings: Settings, quarantine: Path | None = None) -> Plan:
-    """Load, filter, split, date and schedule. Raises SettingsError or DataError that say what to do.
+def first_forecast_day(retrieval: RetrievalSettings, first_article_day: dt.date | None) -> dt.date | None:
+    """The first day whose cutoff leaves an article to be seen; None without any bound."""
+    days = [d for d in (first_article_day, retrieval.first_day) if d is not None]
+    return max(days) + dt.timedelta(days=retrieval.cutoff_lag_days) if days else None
 
-    Rows that are not used go to `quarantine` with their reasons.
+
+def make_plan(settings: Settings) -> Plan:
+    """Load, filter, split, date and schedule; writes nothing. Raises SettingsError or DataError that say what to do.
+
+    Forecast dates do not depend on the model, so that runs over the same events and index stay aligned.
     """
-    loaded = load_events(settings.events, quarantine)
+    loaded, unused = _load(settings)
     records: Sequence[Event] = loaded.records
     hidden = 0
     if settings.events.deadlines_move:
-        records, hidden = hide_moved_deadlines(records)
+        records, hidden = hide_moved_deadlines(records, settings.events.deadlines_move)
     split = split_events(records, settings.events.train, settings.events.eval, settings.events.limit)
     dropped = Counter(split.dropped)
     library = Library.open(settings.index.directory) if settings.index.directory.exists() else None
@@ -96,8 +110,13 @@ def make_plan(settings: Settings, quarantine: Path | None = None) -> Plan:
         raise SettingsError(
             f"no index at {settings.index.directory}; run `pastcast index build` with the same settings"
         )
+    if library is None:
+        logger.warning(
+            "no index at %s: forecast dates are chosen without it and may differ from those of runs that have one",
+            settings.index.directory,
+        )
     activity = library.activity() if library else {}
-    first_day = library.first_day if library else None
+    first_day = first_forecast_day(settings.retrieval, library.first_day if library else None)
     dates: dict[str, tuple[dt.date, ...]] = {}
     events: list[Event] = []
     for event in split.events:
@@ -129,12 +148,22 @@ def make_plan(settings: Settings, quarantine: Path | None = None) -> Plan:
         events=tuple(events),
         keys=tuple(keys),
         quarantined=loaded.quarantined,
+        unused_rows=unused,
         naive_times=loaded.naive_times,
         hidden_deadlines=hidden,
         dropped=dict(dropped),
         weights=weights,
         manifest=make_manifest(settings, inputs),
     )
+
+
+def _load(settings: Settings) -> tuple[Loaded[Event], tuple[QuarantinedRow, ...]]:
+    """The events and the rows that gave none. A run's own quarantine is not touched: the plan may yet be refused."""
+    with tempfile.TemporaryDirectory(prefix="pastcast-") as folder:
+        loaded = load_events(settings.events, Path(folder))
+        file = Path(folder) / QUARANTINE_FILE
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return loaded, tuple(QuarantinedRow.model_validate_json(line) for line in lines)
 
 
 def _inputs(

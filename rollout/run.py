@@ -10,10 +10,14 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
+
+from pydantic import Field, ValidationError
 
 from cluster.config import Settings, dump_settings, load_settings
 from cluster.failures import DataError, SettingsError
+from cluster.record import Record
+from retrieval.corpus.rows import QuarantinedRow
 from rollout.events.event import Belief, Event
 from rollout.ledger import Ledger
 from rollout.manifest import Manifest, differences
@@ -21,6 +25,8 @@ from rollout.record import ForecastKey
 
 Floor = Mapping[tuple[str, dt.date], Belief]
 """Best possible forecast of a synthetic world, by (event id, day)."""
+QUARANTINE_FILE = "events.jsonl"
+"""Under `quarantine/`: the rows of the events file that were not used."""
 
 
 class RunDirectory:
@@ -69,19 +75,27 @@ class RunDirectory:
         events: Iterable[Event],
         schedule: Iterable[ForecastKey],
         floor: Floor,
+        unused: Iterable[QuarantinedRow] = (),
     ) -> None:
-        """Lay a new run. What a killed creation left behind is replaced; a started run is refused."""
+        """Lay a new run; `unused` are the input's rows that gave no event.
+
+        What a killed creation left behind is replaced. Raises SettingsError for a started run.
+        """
         if self.exists:
             raise SettingsError(
                 f"{self.path} holds a run already; resume it with --resume or choose another run.directory"
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        for leftover in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"):
+        quarantine = f"{self.quarantine.name}/{QUARANTINE_FILE}"
+        for leftover in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "floor.jsonl", quarantine):
             (self.path / leftover).unlink(missing_ok=True)
         self._write("settings.yaml", dump_settings(settings))
         self._write("events.jsonl", "".join(e.model_dump_json() + "\n" for e in events))
         if floor:
             self._write("floor.jsonl", dump_floor(floor))
+        if rows := list(unused):
+            self.quarantine.mkdir(exist_ok=True)
+            self._write(quarantine, "".join(row.model_dump_json() + "\n" for row in rows))
         Ledger.create(self.path / "ledger.sqlite", schedule).close()
         self._write("manifest.json", manifest.model_dump_json(indent=1))
 
@@ -123,16 +137,26 @@ class RunDirectory:
         part.replace(self.path / name)
 
 
+class _FloorRow(Record):
+    event: str
+    date: dt.date
+    probabilities: Annotated[dict[str, Annotated[float, Field(ge=0, le=1, strict=True)]], Field(min_length=1)]
+
+
 def read_floor(file: Path) -> dict[tuple[str, dt.date], Belief]:
     """A world's `floor.jsonl`: one row per (event, date). Raises DataError that names the row."""
     floor: dict[tuple[str, dt.date], Belief] = {}
-    with file.open() as lines:
+    with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                row = json.loads(line)
-                floor[row["event"], dt.date.fromisoformat(row["date"])] = row["probabilities"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{file}, row {number}: not a floor row ({error}); make the world again") from error
+                row = _FloorRow.model_validate_json(line)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"]) or "the row"
+                raise DataError(
+                    f"{file}, row {number}: not a floor row ({where}: {first['msg']}); make the world again"
+                ) from error
+            floor[row.event, row.date] = row.probabilities
     return floor
 
 

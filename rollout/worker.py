@@ -6,11 +6,12 @@ the coordinator and another one runs them.
 
 import datetime as dt
 import logging
+import platform
 import traceback
 from collections.abc import Mapping
 
 from cluster.config import Settings
-from cluster.failures import Failure, InfrastructureError
+from cluster.failures import Failure, InfrastructureError, SettingsError
 from cluster.home import model_path
 from cluster.pool import EngineClient
 from cluster.record import Record
@@ -45,10 +46,14 @@ class StepOutcome(Record):
 class RolloutWorker:
     """Made a Ray actor by the run; `run` is called many times at once."""
 
-    def __init__(self, settings: Settings, engines: EngineClient | None, searcher: Searcher | None) -> None:
+    def __init__(
+        self, settings: Settings, engines: EngineClient | None, searcher: Searcher | None, sandbox: str = ""
+    ) -> None:
+        """`sandbox` is the manifest's description of the Python tool's cell; empty where it is not to be checked."""
         self._settings = settings
         self._searcher = searcher
         self._sandbox = Sandbox(settings.rollout.python)
+        self._fault = sandbox_fault(sandbox, self._sandbox.describe(), platform.node())
         self._chat: ChatFormat | None = None
         if engines is not None:
             chosen = settings.model
@@ -65,7 +70,9 @@ class RolloutWorker:
             self._model = UniformForecaster()
 
     async def ready(self) -> bool:
-        """Answers once the worker can take leases."""
+        """Answers once the worker can take leases. Raises SettingsError if its sandbox is not the manifest's."""
+        if self._fault:
+            raise SettingsError(self._fault)
         return True
 
     async def run(
@@ -110,6 +117,18 @@ class RolloutWorker:
         """The step's own tools: its view's cutoff is fixed here, from the key, and nowhere else."""
         if self._searcher is None or lease.key.mode == "no-tools":
             return None
+        if self._fault:
+            raise InfrastructureError("other-sandbox", self._fault)
         lag = dt.timedelta(days=self._settings.retrieval.cutoff_lag_days)
         view = DatedView(self._searcher, lease.key.date - lag, self._settings.retrieval.first_day)
         return ToolRunner(view, self._sandbox, lease.key.date, self._settings.rollout)
+
+
+def sandbox_fault(expected: str, found: str, node: str) -> str:
+    """What is wrong if a node's sandbox is not the one of the manifest; empty if nothing is, or nothing is expected."""
+    if expected in ("", found):
+        return ""
+    return (
+        f"the Python tool's cell on node {node} is not the one of the run's manifest: here {found!r}, there {expected!r}; "
+        "install the same on every node, or set rollout.python.isolation to what all of them have"
+    )

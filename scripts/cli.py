@@ -111,7 +111,7 @@ def rollout(
     from rollout.plan import make_plan
 
     settings = load_settings(config, set_)
-    plan = make_plan(settings, None if dry_run else settings.run.directory / "quarantine")
+    plan = make_plan(settings)
     if dry_run:
         console.print(dump_settings(settings), highlight=False, markup=False)
     _print_counts("rows of the events file not used", plan.quarantined)
@@ -119,9 +119,7 @@ def rollout(
     if plan.naive_times:
         console.print(f"{plan.naive_times} times without an offset were taken as {settings.events.time_zone}")
     if plan.hidden_deadlines:
-        console.print(
-            f"{plan.hidden_deadlines} deadlines are not shown: the source may have moved them to the settlement"
-        )
+        console.print(f"{plan.hidden_deadlines} deadlines are not shown: their source moves them to the settlement")
     console.print(
         f"{len(plan.events)} events, {plan.episodes} episodes, {len(plan.keys)} forecasts, "
         f"roughly {plan.tokens:,} tokens; run {plan.manifest.fingerprint[:12]} in {settings.run.directory}"

@@ -48,7 +48,7 @@ class CheckpointOrigin(Record):
 
     base: str
     base_fingerprint: str
-    """`rollout.manifest.weights_hash` of the base's folder."""
+    """`cluster.fingerprint.weights_hash` of the base's folder."""
     run: str
     """Name of the run's directory."""
     run_fingerprint: str

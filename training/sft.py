@@ -29,9 +29,9 @@ from trl import SFTConfig, SFTTrainer
 
 from cluster.config import Settings, TrainingSettings
 from cluster.failures import DataError, SettingsError
+from cluster.fingerprint import weights_hash
 from cluster.home import model_path
 from rollout.chat import load_chat
-from rollout.manifest import weights_hash
 from rollout.run import RunDirectory
 from training.checkpoint import CheckpointOrigin, CheckpointSummary, export_checkpoint, refuse_existing, unverified_path
 from training.examples import IGNORED, RowSummary, TrainingRow, columns, training_rows

@@ -12,13 +12,15 @@ from cluster.config import EventsSettings
 from retrieval.corpus.rows import BadRow, Loaded, Values, identity, load_rows, mapped_values, text_value
 from retrieval.corpus.times import TimeReader
 from rollout.events.event import Event, normalized_label
+from rollout.events.stated_outcome import stated_outcome
 
 
 def load_events(settings: EventsSettings, quarantine_dir: Path | None = None) -> Loaded[Event]:
     """The events of the configured file; bad rows go to `quarantine_dir/events.jsonl`.
 
     Reasons: not-json, not-utf8, not-an-object, missing-field, unknown-field, invalid-field, no-outcome, unknown-outcome,
-    unparsable-time, fewer-than-two-options, options-equal, closes-before-opens, duplicate-id, duplicate-url.
+    unparsable-time, fewer-than-two-options, options-equal, closes-before-opens, duplicate-id, duplicate-url,
+    text-states-outcome.
     Raises DataError if the file cannot be read.
     """
     times = TimeReader(settings.time_zone)
@@ -41,6 +43,8 @@ def load_events(settings: EventsSettings, quarantine_dir: Path | None = None) ->
         if values["url"] and (earlier := rows_by_url.get(values["url"])) is not None:
             raise BadRow("duplicate-url", f"{values['url']} was loaded from row {earlier}")
         event = Event.model_validate(values)
+        if (sentence := stated_outcome((event.question, event.criteria, event.background), event.options)) is not None:
+            raise BadRow("text-states-outcome", f"{sentence!r} gives the outcome away")
         rows_by_id[event.id] = number
         rows_by_url[event.url] = number
         return event

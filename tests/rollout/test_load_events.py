@@ -82,7 +82,28 @@ def test_a_row_without_an_outcome_claims_no_url(tmp_path: Path) -> None:
     assert loaded.quarantined == {"duplicate-url": 1}
 
 
-def test_summer2024_gives_638_events_of_which_most_forecastable_ones_are_held_out(
+def test_a_text_that_states_its_outcome_is_quarantined_with_the_sentence(tmp_path: Path) -> None:
+    told = GOOD | {"url": "u/2", "body": "Resolves YES if it does.\n\nTherefore, resolving YES"}
+    fields = SETTINGS["fields"] | {"criteria": "body"}
+    loaded = load(tmp_path, [GOOD, told], fields=fields)
+    assert [e.url for e in loaded.records] == ["u/1"]
+    assert loaded.quarantined == {"text-states-outcome": 1}
+    row = json.loads((tmp_path / "q" / "events.jsonl").read_text())
+    assert row["row"] == 2
+    assert "Therefore, resolving YES" in row["detail"]
+
+
+def test_in_summer2024_an_event_closes_when_it_was_settled_not_when_it_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (REPOSITORY.parent / "shared/data/summer2024").is_dir():
+        pytest.skip("../shared/data/summer2024 is absent")
+    monkeypatch.chdir(REPOSITORY)
+    events = load_events(load_settings([Path("configs/summer2024.yaml")]).events).records
+    (nominee,) = [e for e in events if e.question.startswith("Will Donald Trump be the Republican nominee")]
+    assert nominee.deadline is not None
+    assert (f"{nominee.closed:%m-%d}", f"{nominee.deadline:%m-%d}") == ("07-15", "08-01")
+
+
+def test_summer2024_gives_637_events_of_which_most_forecastable_ones_are_held_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not (REPOSITORY.parent / "shared/data/summer2024").is_dir():
@@ -90,12 +111,12 @@ def test_summer2024_gives_638_events_of_which_most_forecastable_ones_are_held_ou
     monkeypatch.chdir(REPOSITORY)
     settings = load_settings([Path("configs/summer2024.yaml")])
     loaded = load_events(settings.events)
-    assert len(loaded.records) == 638
-    assert loaded.quarantined == {"duplicate-url": 182, "no-outcome": 49}
+    assert len(loaded.records) == 637
+    assert loaded.quarantined == {"duplicate-url": 182, "no-outcome": 49, "text-states-outcome": 1}
     assert not any(e.beliefs for e in loaded.records)
     activity = Counter(a.day for a in load_articles(settings.articles).records)
     split = split_events(loaded.records, settings.events.train, settings.events.eval)
-    assert split.dropped == {"crosses-boundary": 155}
+    assert split.dropped == {"crosses-boundary": 154}
     schedule = settings.events.schedule
     forecast = Counter(e.split for e in split.events if forecast_dates(e, activity, min(activity), schedule))
-    assert forecast == {"train": 53, "eval": 340}
+    assert forecast == {"train": 39, "eval": 340}

@@ -8,10 +8,11 @@ import pytest
 from hand_made import Finished
 
 from cluster.config import Settings
+from cluster.fingerprint import weights_hash
 from cluster.home import model_path
 from rollout.chat import HermesFormat, ParsedTurn
 from rollout.events.event import Event
-from rollout.manifest import make_manifest, weights_hash
+from rollout.manifest import make_manifest
 from rollout.run import RunDirectory
 from training.checkpoint import TOKENIZER_FILES
 

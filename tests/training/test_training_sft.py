@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.config import Settings, TrainingSettings
 from cluster.failures import DataError, SettingsError
-from rollout.manifest import weights_hash
+from cluster.fingerprint import weights_hash
 from training.checkpoint import ADAPTER, read_origin, unverified_path
 from training.examples import IGNORED, TrainingRow
 from training.sft import make_trainer, train_sft
