@@ -4,13 +4,15 @@ A token dialogue holds the ids that the engine has seen and appends to them; it 
 holds messages alone.
 """
 
+import datetime as dt
 from collections.abc import Sequence
 from typing import Protocol
 
-from rollout.chat import ChatFormat, ParsedTurn
+from rollout.chat import ChatFormat
 from rollout.model import Completion
 from rollout.tools import ToolSchema
 from rollout.trajectory import Message
+from rollout.turn_parser import ParsedTurn, storable
 
 
 class Dialogue(Protocol):
@@ -27,11 +29,11 @@ class Dialogue(Protocol):
         """Tokens left in the context; a message dialogue has no limit of its own."""
         ...
 
-    def cost(self, messages: Sequence[Message]) -> int:
-        """Tokens that appending these messages would take."""
+    def cost(self, messages: Sequence[Message], today: dt.date) -> int:
+        """Tokens that appending these messages behind a turn would take; `today` is the forecast date."""
         ...
 
-    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]:
+    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> tuple[int, ...]:
         """Append messages before the next call; returns the ids that were added."""
         ...
 
@@ -58,13 +60,13 @@ class TokenDialogue:
         """What the context still holds."""
         return self._limit - len(self._ids)
 
-    def cost(self, messages: Sequence[Message]) -> int:
+    def cost(self, messages: Sequence[Message], today: dt.date) -> int:
         """Length of the ids that `append` would add behind a turn."""
-        return len(self._chat.extend(messages, self._last))
+        return len(self._chat.extend(messages, self._last, today))
 
-    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]:
+    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> tuple[int, ...]:
         """The first call opens the conversation and states the tools; later ones only append."""
-        added = self._chat.extend(messages, self._last) if self._ids else self._chat.open(messages, tools)
+        added = self._chat.extend(messages, self._last, today) if self._ids else self._chat.open(messages, tools, today)
         self._ids += added
         return tuple(added)
 
@@ -88,14 +90,15 @@ class MessageDialogue:
         """Unlimited."""
         return 1_000_000_000
 
-    def cost(self, messages: Sequence[Message]) -> int:  # noqa: ARG002 - the protocol's signature
+    def cost(self, messages: Sequence[Message], today: dt.date) -> int:  # noqa: ARG002 - the protocol's signature
         """Nothing."""
         return 0
 
-    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]:  # noqa: ARG002
+    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> tuple[int, ...]:  # noqa: ARG002
         """Adds no ids."""
         return ()
 
     def accept(self, completion: Completion) -> ParsedTurn:
         """The model has said it in words already."""
-        return ParsedTurn(text=completion.text, tool_calls=completion.tool_calls)
+        calls = tuple(storable(call) for call in completion.tool_calls)
+        return ParsedTurn(text=completion.text, tool_calls=calls)

@@ -80,6 +80,8 @@ def parse_notebook(
         length = len(render_notebook(notebook))
         if length > characters:
             raise ValueError(f"{length} characters, at most {characters} are carried")
+    except RecursionError:
+        return NotebookState(notebook=carried, status="invalid", why="nested too deeply")
     except ValidationError as error:
         first = error.errors()[0]
         why = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

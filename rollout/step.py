@@ -20,7 +20,7 @@ from rollout.notebook import NotebookState, parse_notebook
 from rollout.prompts import demand, prompt_hash, render
 from rollout.record import ForecastKey, ForecastRecord, Usage
 from rollout.report import ParsePolicy, parse_report
-from rollout.tools import TOOLS, ToolWant, malformed, over_budget, read_call
+from rollout.tools import TOOLS, ToolWant, malformed, over_budget, read_call, shortened
 from rollout.trajectory import Message, ToolCall, ToolResult, Trajectory, Turn
 
 ANSWER_RESERVE = 256
@@ -95,9 +95,9 @@ class _Step:
         )
         offered = tuple(TOOLS) if self._offering() else ()
         while True:
-            if self._turns and self._dialogue.cost(added) >= self._dialogue.room():
+            if self._turns and self._dialogue.cost(added, task.key.date) >= self._dialogue.room():
                 return self._finish("context-full")
-            prompt_ids = self._dialogue.append(added, [TOOLS[name] for name in offered])
+            prompt_ids = self._dialogue.append(added, [TOOLS[name] for name in offered], task.key.date)
             self._messages += added
             room = self._dialogue.room()
             if room < 1:
@@ -145,8 +145,8 @@ class _Step:
             if not results and self._answered(parsed.text):
                 return self._finish("")
             added = [_tool_message(r) for r in results]
-            if results and self._offering():
-                offered = tuple(TOOLS)
+            # Tools that were withdrawn stay withdrawn: the demand said so.
+            if results and offered and self._offering():
                 continue
             if self._demands == 0:
                 return self._finish("")
@@ -199,15 +199,26 @@ class _Step:
 
     def _fit(self, results: list[ToolResult]) -> list[ToolResult]:
         """Results cut, longest first, until they and a report fit the context; what was cut is said."""
-        while True:
-            cost = self._dialogue.cost([_tool_message(r) for r in results])
+        room = self._dialogue.room() - ANSWER_RESERVE
+        total = self._cost(results)
+        alone: dict[int, int] = {}
+        while total > room:
             longest = max(range(len(results)), key=lambda i: len(results[i].text))
-            text = results[longest].text
-            if cost + ANSWER_RESERVE <= self._dialogue.room() or len(text) <= len(_CUT):
-                return results
-            kept = text.removesuffix(_CUT)[: (len(text) - len(_CUT)) // 2]
-            cut = results[longest].cut_characters + len(text.removesuffix(_CUT)) - len(kept)
-            results[longest] = results[longest].model_copy(update={"text": kept + _CUT, "cut_characters": cut})
+            result = results[longest]
+            if len(result.text) <= len(_CUT):
+                break
+            if longest not in alone:
+                alone[longest] = self._cost([result])
+            whole = result.model_copy(update={"text": result.text.removesuffix(_CUT)})
+            results[longest] = shortened(whole, (len(result.text) - len(_CUT)) // 2, _CUT)
+            # Only what has changed is tokenized again.
+            total -= alone[longest]
+            alone[longest] = self._cost([results[longest]])
+            total += alone[longest]
+        return results
+
+    def _cost(self, results: Sequence[ToolResult]) -> int:
+        return self._dialogue.cost([_tool_message(r) for r in results], self._task.key.date)
 
     def _count(self, completion: Completion) -> None:
         context = len(self._dialogue.ids())

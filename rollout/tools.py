@@ -193,6 +193,23 @@ def malformed(reason: str) -> ToolResult:
     )
 
 
+def shortened(result: ToolResult, kept: int, note: str) -> ToolResult:
+    """The result with `kept` characters of its text and then a note; articles of which nothing is left are not shown."""
+    shown: list[ShownArticle] = []
+    start = 0
+    for article in result.shown:
+        # A line of its own that no title or snippet can hold: they are one line each, and hits are apart by a blank one.
+        header = f"[{article.article_id}] "
+        start = result.text.find(header if start == 0 else f"\n\n{header}", start)
+        if not 0 <= start < kept:
+            break
+        shown.append(article)
+        start += len(header)
+    cut = result.cut_characters + len(result.text) - kept
+    changed = {"text": result.text[:kept] + note, "shown": tuple(shown), "cut_characters": cut}
+    return result.model_copy(update=changed)
+
+
 class ToolRunner:
     """Carries out what a step wants, on its own view and day."""
 

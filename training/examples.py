@@ -6,6 +6,7 @@ the trainee's chat format, each turn once, in the order in which the coordinator
 or it is not there: nothing is ever cut. What is chosen depends on reports and outcomes, never on text a tool returned.
 """
 
+import datetime as dt
 import json
 import logging
 import random
@@ -215,7 +216,8 @@ def is_own(trajectory: Trajectory, chat: ChatFormat) -> bool:
 
 def row(key: ForecastKey, trajectory: Trajectory, chat: ChatFormat, max_length: int) -> TrainingRow:
     """The row of a trajectory. Raises Refused where it has none of at most `max_length` ids."""
-    ids, mask = own_tokens(trajectory, chat) if is_own(trajectory, chat) else rendered(trajectory, chat)
+    own = is_own(trajectory, chat)
+    ids, mask = own_tokens(trajectory, chat) if own else rendered(trajectory, chat, key.date)
     if len(ids) > max_length:
         raise Refused("too-long")
     if not any(mask[1:]):
@@ -232,16 +234,23 @@ def own_tokens(trajectory: Trajectory, chat: ChatFormat) -> tuple[list[int], lis
     return trajectory.token_ids(), trajectory.mask()
 
 
-def rendered(trajectory: Trajectory, chat: ChatFormat) -> tuple[list[int], list[int]]:
-    """(ids, mask) as the trainee would have read and written the same messages. Raises Refused."""
+def rendered(trajectory: Trajectory, chat: ChatFormat, today: dt.date) -> tuple[list[int], list[int]]:
+    """(ids, mask) as the trainee would have read and written the same messages on the forecast date `today`.
+
+    Raises Refused.
+    """
     ids: list[int] = []
     mask: list[int] = []
     for turn in trajectory.turns:
         if not _is_renderable(turn):
             raise Refused("not-renderable")
         offered = [TOOLS[name] for name in turn.tools]
-        given = chat.extend(turn.messages, after=ids[-1]) if ids else chat.open(turn.messages, offered)
-        said = chat.assistant(turn.assistant())
+        given = chat.extend(turn.messages, ids[-1], today) if ids else chat.open(turn.messages, offered, today)
+        try:
+            said = chat.assistant(turn.assistant(), today)
+        except RecursionError:
+            # Arguments can be nested just shallowly enough to be read.
+            raise Refused("not-renderable") from None
         ids += [*given, *said]
         mask += [0] * len(given) + [1] * len(said)
     return ids, mask
@@ -254,7 +263,7 @@ def _is_renderable(turn: Turn) -> bool:
 def _are_objects(texts: Iterable[str]) -> bool:
     try:
         return all(isinstance(json.loads(text), dict) for text in texts)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -49,6 +49,16 @@ def test_the_last_complete_notebook_counts():
     assert len(found.notebook.evidence_ledger) == 1
 
 
+@pytest.mark.parametrize("depth", [200, 600, 900, 20_000])
+@pytest.mark.parametrize("field", ["open_questions", "claim", "unknown"])
+def test_a_deeply_nested_notebook_is_invalid_and_not_an_exception(depth, field):
+    nested = "[" * depth + "]" * depth
+    fields = {"assessment": {"p": {"YES": 0.5}, field: "HERE"}, "evidence_ledger": [{"claim": "c"} | {field: "HERE"}]}
+    found = parse_notebook(tagged(**fields).replace('"HERE"', nested), state("old"), EVENT)
+    assert found.notebook == state("old").notebook or field == "unknown"
+    assert found.status == "invalid" or field == "unknown"
+
+
 def test_a_missing_notebook_keeps_the_last_valid_one_and_is_marked():
     found = parse_notebook("<answer>{}</answer>", state("old"), EVENT)
     assert found.status == "missing"
@@ -61,6 +71,7 @@ def test_a_missing_notebook_keeps_the_last_valid_one_and_is_marked():
         "<belief_notebook>not json</belief_notebook>",
         "<belief_notebook>[]</belief_notebook>",
         "<belief_notebook>" + "[" * 200_000 + "</belief_notebook>",
+        tagged(assessment={"p": {"YES": int("9" * 4000)}}),
         tagged(assessment={}),
         tagged(assessment={"p": {"YES": True, "NO": 0.5}}),
         tagged(assessment={"p": {"YES": 1.5}}),

@@ -80,13 +80,13 @@ def test_a_rendered_row_is_what_the_trainee_would_have_seen_had_it_sampled_these
         for i, text in enumerate(said)
     ]
     trajectory = Trajectory(turns=tuple(made))
-    ids, mask = rendered(trajectory, chat)
+    ids, mask = rendered(trajectory, chat, DAY)
 
     dialogue = TokenDialogue(chat, 100_000)
     expected_mask: list[int] = []
     for turn in made:
-        added = dialogue.append(turn.messages, [TOOLS[name] for name in offered])
-        sampled = chat.assistant(turn.assistant())
+        added = dialogue.append(turn.messages, [TOOLS[name] for name in offered], DAY)
+        sampled = chat.assistant(turn.assistant(), DAY)
         dialogue.accept(Completion(token_ids=tuple(sampled), logprobs=(0.0,) * len(sampled)))
         expected_mask += [0] * len(added) + [1] * len(sampled)
     assert tuple(ids) == dialogue.ids()
@@ -153,6 +153,8 @@ def test_a_turn_cut_by_the_token_limit_is_learned_as_it_was_sampled(chat):
         {"malformed_calls": ("not JSON",)},
         {"tool_calls": (ToolCall(id="0", name="search", arguments="{"),)},
         {"tool_calls": (ToolCall(id="0", name="search", arguments="[1]"),)},
+        {"tool_calls": (ToolCall(id="0", name="search", arguments='{"a": ' + "[" * 5000 + "]" * 5000 + "}"),)},
+        {"tool_calls": (ToolCall(id="0", name="search", arguments='{"a": ' + "1" * 5000 + "}"),)},
     ],
 )
 def test_messages_that_do_not_say_what_was_sampled_are_not_rendered(chat, change):
