@@ -1,0 +1,498 @@
+"""The step's state machine over the real chat formats, parser, tools' renderers and ledger; only the sampler is scripted."""
+
+import datetime as dt
+import importlib.util
+import itertools
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.config import BudgetSettings, RetrievalSettings
+from cluster.home import model_path
+from retrieval.article import Article, Hit
+from rollout.chat import HermesFormat, TemplateFormat, TurnParser
+from rollout.dialogue import TokenDialogue
+from rollout.events.event import EventPrompt
+from rollout.ledger import Ledger
+from rollout.model import Completion, SampleRequest
+from rollout.notebook import Assessment, LedgerEntry, Notebook, NotebookState
+from rollout.record import MODES, ForecastKey, ForecastRecord
+from rollout.sandbox import CellResult
+from rollout.step import ANSWER_RESERVE, Sample, StepTask, UseTools, forecast_step
+from rollout.tools import TOOLS, Read, Search, not_returned, python_result, read_result, search_result
+from rollout.trajectory import Message, ToolResult, Trajectory
+
+DAY = dt.date(2031, 5, 4)
+EVENT = EventPrompt(
+    id="e",
+    question="Will the bridge open?",
+    criteria="As announced.",
+    background="",
+    options=("Yes", "No"),
+    selection="single",
+    deadline=None,
+)
+ARTICLES = {
+    f"a-{i}": Article(
+        id=f"a-{i}",
+        url=f"https://news.example/{i}",
+        title=f"Bridge {i}",
+        summary="",
+        text="It opens soon. " * 300,
+        published=dt.datetime(2031, 5, 1 + i, tzinfo=dt.UTC),
+        date_source="published",
+        source="news",
+    )
+    for i in range(3)
+}
+ANSWER = '<answer>{"Yes": 0.6, "No": 0.4}</answer>'
+NOTEBOOK = (
+    '<belief_notebook>{"assessment": {"p": {"Yes": 0.6}}, "evidence_ledger": [{"claim": "new"}]}</belief_notebook>'
+)
+OLD = NotebookState(
+    notebook=Notebook(assessment=Assessment(p={"Yes": 0.5}), evidence_ledger=(LedgerEntry(claim="old"),)),
+    status="valid",
+)
+HEADER = re.compile(r"(?:\A|\n\n)\[(\S+)\] ")
+
+
+def call(name: str, arguments: object) -> str:
+    return f'<tool_call>{{"name": {json.dumps(name)}, "arguments": {json.dumps(arguments)}}}</tool_call>'
+
+
+SEARCH = call("search", {"query": "bridge"})
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    path = model_path("smollm2-135m")
+    if not path.is_dir():
+        pytest.skip("SmolLM2 is not prepared; run `make setup`")
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+@pytest.fixture(scope="module")
+def hermes(tokenizer):
+    return HermesFormat(tokenizer, TurnParser(tokenizer, "hermes", ""))
+
+
+@pytest.fixture(scope="module")
+def template(tokenizer):
+    changed = type(tokenizer).from_pretrained(model_path("smollm2-135m"))
+    bundled = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates/qwen3.jinja"
+    changed.chat_template = bundled.read_text()
+    return TemplateFormat(changed, TurnParser(changed, "hermes", ""))
+
+
+@dataclass(frozen=True)
+class Said:
+    """One scripted turn."""
+
+    text: str
+    finish: str = "stop"
+    ids: tuple[int, ...] = ()
+
+
+@dataclass
+class Play:
+    """What happened in one step."""
+
+    record: ForecastRecord
+    trajectory: Trajectory
+    requests: list[SampleRequest] = field(default_factory=list)
+    ran: list[object] = field(default_factory=list)
+
+
+def play(chat, script, *, mode="memory-free", limit=4000, carried=None, tick=0.0, max_tokens=400, **budget) -> Play:
+    """Drive a step with scripted turns (silence once they are spent), checking what every request must hold."""
+    tokenizer = chat._tokenizer
+    seconds = [0.0]
+
+    def clock() -> float:
+        seconds[0] += tick
+        return seconds[0]
+
+    task = StepTask(
+        key=ForecastKey(model="m", event="e", date=DAY, mode=mode, rollout=0),
+        event=EVENT,
+        carried=carried,
+        variant="compact",
+        policy="strict",
+        budget=BudgetSettings(**{"iterations": 3, "calls": 5, **budget}),
+        retrieval=RetrievalSettings(),
+        max_tokens=max_tokens,
+    )
+    step = forecast_step(task, TokenDialogue(chat, limit), clock)
+    left, seen = list(script), ()
+    requests: list[SampleRequest] = []
+    ran: list[object] = []
+    answer: object = None
+    try:
+        while True:
+            want = step.send(answer)
+            if isinstance(want, UseTools):
+                ran += want.wants
+                answer = tuple(run(w) for w in want.wants)
+                continue
+            assert isinstance(want, Sample)
+            request = want.request
+            assert request.prompt_ids[: len(seen)] == seen, "the context only grows"
+            assert request.max_tokens >= 1
+            assert len(request.prompt_ids) + request.max_tokens <= limit
+            said = left.pop(0) if left else Said("")
+            ids = (*tokenizer.encode(said.text, add_special_tokens=False), *said.ids)
+            finish = said.finish
+            if finish == "stop":
+                ids = (*ids, chat.stop_ids[0])
+            if len(ids) > request.max_tokens:
+                ids, finish = ids[: request.max_tokens], "length"
+            seen = request.prompt_ids + ids
+            requests.append(request)
+            answer = Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish=finish, seconds=0.25, weights="w")
+    except StopIteration as end:
+        record, trajectory = end.value
+    check(record, trajectory, requests, seen)
+    return Play(record, trajectory, requests, ran)
+
+
+def run(want) -> ToolResult:
+    if isinstance(want, Search):
+        hits = [Hit(article_id=a.id, score=0.5, snippet=a.text[:200], **meta(a)) for a in ARTICLES.values()]
+        return search_result(want, hits[: want.top_k], 12_000)
+    if isinstance(want, Read):
+        article = ARTICLES.get(want.article_id)
+        return read_result(want, article, 12_000) if article else not_returned(want)
+    return python_result(want, CellResult(stdout="7\n" * 400, error="", exit_status=0, seconds=0.1), 12_000)
+
+
+def meta(article: Article) -> dict[str, object]:
+    return {"title": article.title, "url": article.url, "day": article.day}
+
+
+def check(record: ForecastRecord, trajectory: Trajectory, requests: list[SampleRequest], seen: tuple[int, ...]) -> None:
+    """What holds for every step, whatever the model did."""
+    turns = trajectory.turns
+    before: tuple[int, ...] = ()
+    for request, turn in zip(requests, turns, strict=False):
+        assert request.prompt_ids == before + turn.prompt_ids
+        before = request.prompt_ids + turn.sampled_ids
+    unsent = turns[len(requests) :]
+    assert [record.failure.reason for _ in unsent] == ["prompt-too-long"] * len(unsent)
+    assert before == seen
+    assert trajectory.token_ids() == [*seen, *(i for turn in unsent for i in turn.prompt_ids)]
+    mask = trajectory.mask()
+    sampled = [i for turn in turns for i in turn.sampled_ids]
+    assert [i for i, m in zip(trajectory.token_ids(), mask, strict=True) if m] == sampled
+    assert record.usage.model_calls == len(requests)
+    assert record.usage.input_tokens == sum(len(r.prompt_ids) for r in requests)
+    assert record.usage.output_tokens == len(sampled)
+    assert (record.report.verdict == "unusable") == (record.failure is not None)
+    assert record.failure is None or record.failure.kind == "model"
+    for turn, later in itertools.pairwise(turns):
+        assert len(turn.results) == len(turn.tool_calls) + len(turn.malformed_calls)
+        assert [m.content for m in later.messages if m.role == "tool"] == [r.text for r in turn.results]
+        for result in turn.results:
+            if result.name == "search":
+                assert HEADER.findall(result.text) == [s.article_id for s in result.shown]
+    with Ledger.create(Path(":memory:"), [record.key]) as ledger:
+        assert ledger.commit(record, trajectory)
+        assert list(ledger.records()) == [record]
+        assert ledger.trajectory(record.key) == trajectory
+
+
+def tool_text(play: Play) -> list[str]:
+    return [r.text for turn in play.trajectory.turns for r in turn.results]
+
+
+def demanded(play: Play) -> list[int]:
+    """Numbers of the turns that a demand opened."""
+    return [i for i, t in enumerate(play.trajectory.turns) if any("No more tools" in m.content for m in t.messages)]
+
+
+def test_an_answer_at_once_ends_the_step(hermes):
+    found = play(hermes, [Said(ANSWER), Said(SEARCH)])
+    assert found.record.report.probabilities == {"Yes": 0.6, "No": 0.4}
+    assert found.record.failure is None
+    assert len(found.requests) == 1
+    assert found.record.weights == "w"
+
+
+def test_a_search_is_run_and_its_result_is_appended(hermes):
+    found = play(hermes, [Said(SEARCH), Said(ANSWER)])
+    assert [type(w) for w in found.ran] == [Search]
+    assert found.requests[1].messages[-1].role == "tool"
+    assert [s.article_id for s in found.trajectory.shown()] == ["a-0", "a-1", "a-2"]
+    assert found.record.usage.tool_calls == {"search": 1}
+    assert found.requests[1].tools == tuple(TOOLS)
+
+
+def test_parallel_calls_are_answered_in_their_order(hermes):
+    said = call("scrape", {"article_id": "a-1"}) + SEARCH + call("python", {"code": "7"})
+    found = play(hermes, [Said(said), Said(ANSWER)], limit=8000)
+    assert [r.name for r in found.trajectory.turns[0].results] == ["scrape", "search", "python"]
+    assert [r.call_id for r in found.trajectory.turns[0].results] == ["0-0", "0-1", "0-2"]
+
+
+def test_a_spent_iteration_budget_withdraws_the_tools_and_demands_a_report(hermes):
+    found = play(hermes, [Said(SEARCH), Said(SEARCH), Said(ANSWER)], iterations=2)
+    assert len(found.ran) == 2
+    assert demanded(found) == [2]
+    assert found.requests[2].tools == ()
+    assert "budget of tool calls is spent" in found.requests[2].messages[-1].content
+    assert found.record.failure is None
+
+
+def test_a_spent_call_budget_answers_the_rest_without_running_it(hermes):
+    found = play(hermes, [Said(SEARCH * 3), Said(ANSWER)], calls=2)
+    assert len(found.ran) == 2
+    assert found.record.usage.tool_errors == {"budget": 1}
+    assert demanded(found) == [1]
+
+
+def test_spent_time_withdraws_the_tools(hermes):
+    found = play(hermes, [Said(SEARCH), Said(ANSWER)], tick=10.0, seconds=15.0)
+    assert demanded(found) == [1]
+    assert "time for this forecast is over" in found.requests[1].messages[-1].content
+
+
+def test_withdrawn_tools_stay_withdrawn(hermes):
+    found = play(hermes, [Said("I think."), Said(SEARCH), Said(ANSWER)], answer_turns=2)
+    assert found.ran == []
+    assert [r.tools for r in found.requests] == [tuple(TOOLS), (), ()]
+    assert demanded(found) == [1, 2]
+    assert found.record.failure is None
+
+
+def test_an_unknown_tool_is_answered_and_counted(hermes):
+    found = play(hermes, [Said(call("browse", {"url": "x"})), Said(ANSWER)])
+    assert found.ran == []
+    assert found.record.usage.tool_calls == {"other": 1}
+    assert found.record.usage.tool_errors == {"unknown-tool": 1}
+    assert "browse" in tool_text(found)[0]
+
+
+def test_a_malformed_call_is_answered_and_costs_an_iteration(hermes):
+    found = play(hermes, [Said("<tool_call>{oops</tool_call>"), Said(ANSWER)], iterations=1)
+    assert found.record.usage.tool_errors == {"bad-json": 1}
+    assert demanded(found) == [1]
+
+
+def test_no_answer_is_demanded_once_and_then_a_failure(hermes):
+    found = play(hermes, [Said("Hm."), Said("Hm."), Said(ANSWER)])
+    assert len(found.requests) == 2
+    assert demanded(found) == [1]
+    assert "held no report" in found.requests[1].messages[-1].content
+    assert found.record.failure.reason == "no-answer"
+
+
+def test_a_bad_answer_is_final(hermes):
+    found = play(hermes, [Said('<answer>{"Yes": "likely"}</answer>'), Said(ANSWER)])
+    assert len(found.requests) == 1
+    assert found.record.failure.reason == "unusable-answer"
+
+
+def test_an_output_that_was_cut_is_named_so(hermes):
+    found = play(hermes, [Said("word " * 500), Said("word " * 500)])
+    assert [t.finish for t in found.trajectory.turns] == ["length", "length"]
+    assert found.record.failure.reason == "output-cut"
+
+
+def test_an_empty_output_is_a_model_failure(hermes):
+    found = play(hermes, [Said("", "abort"), Said("", "abort")])
+    assert found.record.failure.reason == "no-answer"
+    assert found.record.usage.output_tokens == 0
+
+
+def test_a_prompt_that_fills_the_context_is_a_model_failure_without_a_request(hermes):
+    found = play(hermes, [Said(ANSWER)], limit=50)
+    assert found.requests == []
+    assert found.record.failure.reason == "prompt-too-long"
+
+
+def test_a_context_that_is_full_ends_the_step(hermes):
+    opening = len(play(hermes, [Said(ANSWER)]).requests[0].prompt_ids)
+    found = play(hermes, [Said("word " * 200)], limit=opening + 100)
+    assert found.record.failure.reason == "context-full"
+
+
+def test_long_results_are_cut_until_a_report_fits_and_only_what_is_left_is_listed(hermes):
+    opening = len(play(hermes, [Said(ANSWER)]).requests[0].prompt_ids)
+    limit = opening + ANSWER_RESERVE + 170
+    found = play(hermes, [Said(SEARCH), Said(ANSWER)], limit=limit)
+    (result,) = found.trajectory.turns[0].results
+    assert result.text.endswith("[cut: the context is nearly full]")
+    assert result.cut_characters > 0
+    assert [s.article_id for s in result.shown] == HEADER.findall(result.text)
+    assert 0 < len(result.shown) < 3
+    assert limit - len(found.requests[1].prompt_ids) >= ANSWER_RESERVE
+    assert found.record.failure is None
+
+
+def test_the_longest_of_many_results_is_cut_first(hermes):
+    said = call("scrape", {"article_id": "a-1"}) + SEARCH
+    found = play(hermes, [Said(said), Said(ANSWER)], limit=1500)
+    scraped, searched = found.trajectory.turns[0].results
+    assert scraped.cut_characters > 0
+    assert searched.cut_characters == 0
+    assert len(searched.shown) == 3
+
+
+def test_a_result_is_tokenized_once_and_again_only_when_it_changes(hermes, monkeypatch):
+    costed: list[list[str]] = []
+    cost = TokenDialogue.cost
+
+    def counted(self, messages, today):
+        costed.append([m.content for m in messages])
+        return cost(self, messages, today)
+
+    monkeypatch.setattr(TokenDialogue, "cost", counted)
+    said = call("scrape", {"article_id": "a-1"}) + SEARCH + SEARCH
+    play(hermes, [Said(said), Said(ANSWER)], limit=1500)
+    together = [texts for texts in costed if len(texts) == 3]
+    assert len(together) == 2, "once before cutting and once when they are appended"
+    alone = [texts[0] for texts in costed if len(texts) == 1]
+    assert len(alone) == len(set(alone)) > 1
+
+
+def test_a_mode_without_tools_offers_none_and_refuses_calls(hermes):
+    found = play(hermes, [Said(SEARCH), Said(ANSWER)], mode="no-tools")
+    assert found.ran == []
+    assert [r.tools for r in found.requests] == [(), ()]
+    assert found.record.usage.tool_errors == {"budget": 1}
+    assert found.record.failure is None
+    assert found.record.notebook is None
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "claim"),
+    [
+        (NOTEBOOK + ANSWER, "valid", "new"),
+        (ANSWER, "missing", "old"),
+        ("<belief_notebook>[]</belief_notebook>" + ANSWER, "invalid", "old"),
+        (NOTEBOOK.replace('"new"', "[" * 800 + "]" * 800) + ANSWER, "invalid", "old"),
+    ],
+)
+def test_memory_keeps_the_last_valid_notebook(hermes, said, status, claim):
+    found = play(hermes, [Said(said)], mode="memory-on", carried=OLD, max_tokens=3000)
+    assert found.record.notebook.status == status
+    assert found.record.notebook.notebook.evidence_ledger[0].claim == claim
+    assert "old" in found.requests[0].messages[-1].content
+
+
+def test_the_last_message_is_read_and_earlier_answers_are_not(hermes):
+    found = play(hermes, [Said(ANSWER + SEARCH), Said('<answer>{"Yes": 1, "No": 0}</answer>')])
+    assert found.record.report.probabilities == {"Yes": 1.0, "No": 0.0}
+
+
+JSON_TEXT = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+).map(json.dumps)
+ARGUMENTS = JSON_TEXT | st.sampled_from(
+    [
+        '{"query": "bridge", "top_k": 3}',
+        '{"query": "\\ud83d", "top_k": 20}',
+        '{"query": "bridge", "top_k": ' + "9" * 4000 + "}",
+        '{"query": "bridge", "top_k": ' + "9" * 5000 + "}",
+        '{"article_id": "a-1"}',
+        '{"article_id": "\\ud83d"}',
+        '{"code": "print(7)"}',
+        '{"query": ' + "[" * 900 + "]" * 900 + "}",
+        "[" * 3000,
+        '"{}"',
+        "{",
+    ]
+)
+NAMES = st.sampled_from(["search", "scrape", "python", "browse", "", "\\ud83d", "<|im_end|>", "\\u0000"])
+GOOD_CALLS = [
+    SEARCH,
+    call("search", {"query": "\ud83d bridge", "top_k": 2}),
+    call("scrape", {"article_id": "a-1"}),
+    call("scrape", {"article_id": "\ud83d"}),
+    call("python", {"code": "print('\ud83d')"}),
+]
+FRAGMENTS = st.one_of(
+    st.sampled_from(GOOD_CALLS),
+    st.builds('<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'.format, NAMES, ARGUMENTS),
+    st.sampled_from(
+        [
+            SEARCH,
+            ANSWER,
+            NOTEBOOK,
+            '<answer>{"Yes": \\ud83d}</answer>',
+            '<answer>{"\\ud83d": 0.5}</answer>',
+            "<answer>" + "[" * 900 + "</answer>",
+            '<answer>{"Yes": ' + "9" * 5000 + "}</answer>",
+            '<belief_notebook>{"assessment": {"p": {"Yes": 1}, "open_questions": ["\\ud83d"]}}</belief_notebook>',
+            '<belief_notebook>{"assessment": {"p": {"Yes": 1}, "open_questions": '
+            + "[" * 800
+            + "]" * 800
+            + "}}</belief_notebook>",
+            "<answer>",
+            "</answer>",
+            "<tool_call>",
+            "</tool_call>",
+            "<belief_notebook>",
+            "<|im_start|>system\n",
+            "<|im_end|>",
+            "<think>",
+            "</think>",
+            "\\boxed{A}",
+            "\\ud83d",
+        ]
+    ),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
+)
+TURNS = st.builds(
+    Said,
+    text=st.lists(FRAGMENTS, max_size=4).map("".join),
+    finish=st.sampled_from(["stop", "stop", "stop", "length", "abort"]),
+    ids=st.lists(st.integers(0, 49_151), max_size=4).map(tuple),
+)
+
+
+@pytest.mark.parametrize("kind", ["hermes", "template"])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(
+    script=st.lists(TURNS, max_size=7),
+    mode=st.sampled_from(MODES),
+    limit=st.sampled_from([60, 420, 700, 700, 1100, 4000]),
+    carried=st.sampled_from([None, OLD]),
+    iterations=st.integers(1, 3),
+    calls=st.integers(1, 4),
+    answer_turns=st.integers(1, 2),
+    tick=st.sampled_from([0.0, 0.0, 7.0]),
+    max_tokens=st.sampled_from([1, 60, 8000]),
+)
+def test_whatever_a_model_says_the_step_ends_with_a_record(
+    request, kind, script, mode, limit, carried, iterations, calls, answer_turns, tick, max_tokens
+):
+    found = play(
+        request.getfixturevalue(kind),
+        script,
+        mode=mode,
+        limit=limit,
+        carried=carried,
+        tick=tick,
+        max_tokens=max_tokens,
+        iterations=iterations,
+        calls=calls,
+        answer_turns=answer_turns,
+        seconds=60.0,
+    )
+    assert len(found.requests) <= iterations + answer_turns + 1
+    assert len(found.ran) <= (0 if mode == "no-tools" else calls)
+    assert len(demanded(found)) <= answer_turns
+    assert (found.record.notebook is None) == (mode != "memory-on")
+    opening = Message(role="user", content=found.trajectory.turns[0].messages[-1].content)
+    assert opening in found.trajectory.turns[0].messages
