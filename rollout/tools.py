@@ -194,20 +194,20 @@ def malformed(reason: str) -> ToolResult:
 
 
 def shortened(result: ToolResult, kept: int, note: str) -> ToolResult:
-    """The result with `kept` characters of its text and then a note; articles of which nothing is left are not shown."""
+    """The result with `kept` characters of its text and then a note; an article whose id is cut off is not shown."""
+    text = result.text[:kept]
     shown: list[ShownArticle] = []
-    start = 0
+    end = 0
     for article in result.shown:
         # A line of its own that no title or snippet can hold: they are one line each, and hits are apart by a blank one.
-        header = f"[{article.article_id}] "
-        start = result.text.find(header if start == 0 else f"\n\n{header}", start)
-        if not 0 <= start < kept:
+        mark = ("\n\n" if shown else "") + f"[{article.article_id}] "
+        start = text.find(mark, end)
+        if start < 0:
             break
         shown.append(article)
-        start += len(header)
+        end = start + len(mark)
     cut = result.cut_characters + len(result.text) - kept
-    changed = {"text": result.text[:kept] + note, "shown": tuple(shown), "cut_characters": cut}
-    return result.model_copy(update=changed)
+    return result.model_copy(update={"text": text + note, "shown": tuple(shown), "cut_characters": cut})
 
 
 class ToolRunner:
