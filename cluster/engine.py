@@ -7,6 +7,7 @@ vLLM become ours here, because they do not survive pickling.
 import asyncio
 import hashlib
 import os
+import socket
 import time
 import uuid
 from array import array
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.failures import InfrastructureError
+from cluster.fingerprint import weights_hash
 from cluster.record import Record
 
 
@@ -80,8 +82,15 @@ class EngineActor:
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=path, **options))
         self._settings = settings
         self._sampling = sampling
+        loaded = weights_hash(Path(path))
+        if loaded != weights:
+            raise InfrastructureError(
+                "other-weights",
+                f"{path} on node {socket.gethostname()} has the fingerprint {loaded[:12]}, the run's is {weights[:12]}; "
+                "prepare the same model on every node, or name one on shared storage",
+            )
         self._facts = EngineFacts(
-            weights=weights, max_model_len=settings.max_model_len, start_seconds=time.monotonic() - began
+            weights=loaded, max_model_len=settings.max_model_len, start_seconds=time.monotonic() - began
         )
 
     async def facts(self) -> EngineFacts:
@@ -99,6 +108,7 @@ class EngineActor:
         (the request is aborted), `engine-refused` when vLLM does not take the request.
         """
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -126,7 +136,7 @@ class EngineActor:
             ) from error
         except (EngineDeadError, EngineGenerateError) as error:
             raise InfrastructureError("engine-lost", str(error)) from None
-        except ValueError as error:
+        except (ValueError, VLLMValidationError) as error:
             raise InfrastructureError("engine-refused", str(error)) from None
         if final is None:
             raise InfrastructureError("engine-lost", "the engine ended the request without an output")

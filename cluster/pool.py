@@ -14,10 +14,13 @@ from typing import Any, NamedTuple, Self
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.engine import EngineActor, EngineFacts, EngineOutput, check_loadable, engine_environment
 from cluster.failures import InfrastructureError
+from cluster.placement import place, release
 from cluster.routing import Router
 
 logger = logging.getLogger(__name__)
@@ -36,9 +39,15 @@ class PoolActor:
     """Starts, routes to and restarts the replicas. Made a Ray actor by EnginePool."""
 
     def __init__(
-        self, path: str, weights: str, settings: EngineSettings, sampling: SamplingSettings, seed: int
+        self,
+        path: str,
+        weights: str,
+        settings: EngineSettings,
+        sampling: SamplingSettings,
+        seed: int,
+        group: PlacementGroup,
     ) -> None:
-        self._path, self._weights = path, weights
+        self._path, self._weights, self._group = path, weights, group
         self._settings, self._sampling, self._seed = settings, sampling, seed
         self._router = Router(range(settings.replicas))
         for engine in range(settings.replicas):
@@ -105,6 +114,7 @@ class PoolActor:
             num_cpus=self._settings.cpus,
             num_gpus=self._settings.gpus,
             max_concurrency=1000,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=engine),
             runtime_env={"env_vars": engine_environment(self._settings)},
         )
         seed = engine_seed(self._seed, engine, self._incarnations[engine])
@@ -195,18 +205,29 @@ class EnginePool:
     """The pool as the driver holds it: started here, stopped here."""
 
     def __init__(
-        self, path: Path, weights: str, settings: EngineSettings, sampling: SamplingSettings, seed: int
+        self,
+        path: Path,
+        weights: str,
+        settings: EngineSettings,
+        sampling: SamplingSettings,
+        seed: int,
+        placement_timeout_s: float,
     ) -> None:
+        """Blocks until every replica can serve. Raises InfrastructureError that names what is missing."""
         check_loadable(path)
+        # Ray refuses a bundle of nothing.
+        bundle = {"CPU": max(settings.cpus, 0.001), "GPU": settings.gpus}
+        self._group = place([bundle] * settings.replicas, "PACK", placement_timeout_s)
         self._actor = (
             ray.remote(PoolActor)
             .options(num_cpus=0, max_concurrency=10_000)
-            .remote(str(path), weights, settings, sampling, seed)
+            .remote(str(path), weights, settings, sampling, seed, self._group)
         )
         try:
             self.facts: list[EngineFacts] = ray.get(self._actor.start.remote())
         except InfrastructureError as error:
             ray.kill(self._actor)
+            release(self._group)
             # Ray's own wrapper carries a remote traceback as its text; the cause says it in our words.
             raise getattr(error, "cause", error) from None
 
@@ -222,6 +243,7 @@ class EnginePool:
         """End the replicas and the router."""
         ray.get(self._actor.stop.remote())
         ray.kill(self._actor)
+        release(self._group)
 
     def __enter__(self) -> Self:
         return self

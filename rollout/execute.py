@@ -90,7 +90,7 @@ def execute(plan: Plan, resume: bool, report: Report) -> RunSummary:
         if run.exists and resume:
             run.check_resumable(plan.manifest)
         else:
-            run.create(plan.settings, plan.manifest, plan.events, plan.keys, plan.floor())
+            run.create(plan.settings, plan.manifest, plan.events, plan.keys, plan.floor(), plan.unused_rows)
         with run.ledger() as ledger:
             finished = {r.key: r.notebook for r in ledger.records()}
             if len(finished) == len(plan.keys):
@@ -160,7 +160,12 @@ class _Run:
             self._say("starting the engines")
             path = model_path(self._settings.model.path)
             pool = EnginePool(
-                path, self._plan.weights, self._settings.engine, self._settings.sampling, self._engine_seed()
+                path,
+                self._plan.weights,
+                self._settings.engine,
+                self._settings.sampling,
+                self._engine_seed(),
+                self._settings.ray.placement_timeout_s,
             )
             stack.callback(pool.stop)
             engines = pool.client()
@@ -175,7 +180,7 @@ class _Run:
         actor = ray.remote(RolloutWorker).options(
             num_cpus=self._settings.ray.worker_cpus, max_concurrency=self._settings.rollout.concurrency + 1
         )
-        return actor.remote(self._settings, engines, searcher)
+        return actor.remote(self._settings, engines, searcher, self._plan.manifest.inputs["sandbox"])
 
     async def _work(self, crew: "Crew") -> None:
         """Keep every worker at its concurrency until nothing is left, or a stop was asked for."""

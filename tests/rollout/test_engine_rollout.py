@@ -1,0 +1,181 @@
+"""Real engines on Ray: the transcript is what the engine saw, a time-out leaves nothing running, a dead replica loses nothing.
+
+One pool of two small engines serves the whole module.
+"""
+
+import asyncio
+import datetime as dt
+
+import pytest
+import ray
+
+from cluster.config import RaySettings, load_settings
+from cluster.failures import InfrastructureError
+from cluster.home import model_path
+from cluster.pool import EnginePool
+from cluster.session import start_session
+from retrieval.build import build_from_settings
+from retrieval.encoder import open_encoder
+from retrieval.library import Library
+from retrieval.local import LocalSearcher
+from rollout.coordinator import Coordinator
+from rollout.events.world import make_world, write_settings
+from rollout.ledger import Ledger
+from rollout.plan import make_plan
+from rollout.worker import RolloutWorker
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    if not model_path("smollm2-135m").is_dir():
+        pytest.skip("SmolLM2 is not prepared; run `make setup`")
+    folder = tmp_path_factory.mktemp("engines")
+    made = make_world(folder / "world", 5, 3, 40, 4.0)
+    overrides = [
+        "index.encoder=hashing",
+        f"run.directory={folder / 'run'}",
+        "events.limit=1",
+        "events.schedule.maximum=3",
+        "rollout.prompt=compact",
+        "rollout.budget.iterations=2",
+        "sampling.max_tokens=48",
+        "engine.replicas=2",
+        "engine.cpus=0.5",
+        "engine.threads=1",
+        "engine.kv_cache_gib=1",
+        "engine.max_model_len=1024",
+        "engine.restarts=1",
+    ]
+    settings = load_settings([write_settings(folder / "world", made)], overrides)
+    build_from_settings(settings)
+    return make_plan(settings)
+
+
+@pytest.fixture(scope="module")
+def pool(plan):
+    s = plan.settings
+    with (
+        start_session(RaySettings(cpus=2)),
+        EnginePool(model_path(s.model.path), plan.weights, s.engine, s.sampling, 7, 30.0) as started,
+    ):
+        yield started
+
+
+class Recorder:
+    """An engine client that notes what was asked and answered, per session."""
+
+    def __init__(self, client):
+        self._client = client
+        self.facts = client.facts
+        self.calls = {}
+
+    async def generate(self, session, ids, max_tokens, stop_ids):
+        output, engine = await self._client.generate(session, ids, max_tokens, stop_ids)
+        self.calls.setdefault(session, []).append((tuple(ids), output.token_ids, engine))
+        return output, engine
+
+    async def release(self, session):
+        await self._client.release(session)
+
+
+def test_the_transcript_is_exactly_what_the_engine_saw_and_said(plan, pool, tmp_path):
+    recorder = Recorder(pool.client())
+    library = Library.open(plan.settings.index.directory)
+    searcher = LocalSearcher(library, open_encoder("hashing", 8))
+    worker = RolloutWorker(plan.settings, recorder, searcher)
+    prompts = {e.id: e.prompt() for e in plan.events}
+    coordinator = Coordinator(plan.keys, {}, attempts=1)
+
+    async def run_all():
+        while not coordinator.complete:
+            leases = []
+            while (lease := coordinator.lease()) is not None:
+                leases.append(lease)
+            for outcome in await asyncio.gather(*(worker.run(lease, prompts[lease.key.event]) for lease in leases)):
+                assert outcome.failure is None, outcome.failure
+                ledger.commit(outcome.record, outcome.trajectory)
+                coordinator.finish(outcome.lease, outcome.record.notebook)
+
+    with Ledger.create(tmp_path / "ledger.sqlite", plan.keys) as ledger:
+        asyncio.run(run_all())
+        records = list(ledger.records())
+        assert [r.key for r in records] == list(plan.keys)
+        assert {r.key.mode for r in records} == {"no-tools", "memory-free", "memory-on"}
+        expected, sampled = [], []
+        for record in records:
+            trajectory = ledger.trajectory(record.key)
+            ids = []
+            for turn in trajectory.turns:
+                ids += turn.prompt_ids
+                expected.append((tuple(ids), turn.sampled_ids, turn.engine))
+                ids += turn.sampled_ids
+                sampled.append(turn)
+            assert ids == trajectory.token_ids()
+            assert sum(trajectory.mask()) == record.usage.output_tokens > 0
+    seen = [call for calls in recorder.calls.values() for call in calls]
+    assert sorted(seen) == sorted(expected)
+    assert all(p <= 0 for turn in sampled for p in turn.logprobs)
+    assert all(len({engine for _, _, engine in calls}) == 1 for calls in recorder.calls.values()), "a session moved"
+    assert len({engine for _, _, engine in seen}) == 2, "one engine idles"
+
+
+def test_logprobs_are_those_that_transformers_gives_the_sampled_ids(plan, pool):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = list(range(300, 420))
+    output, _ = asyncio.run(pool.client().generate("logprobs", ids, 16, []))
+    assert (len(output.token_ids), output.finish) == (16, "length")
+    model = AutoModelForCausalLM.from_pretrained(model_path(plan.settings.model.path), dtype=torch.bfloat16)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*ids, *output.token_ids]])).logits[0, len(ids) - 1 : -1].float()
+    expected = torch.log_softmax(logits, -1)[range(16), list(output.token_ids)]
+    gaps = (expected - torch.tensor(output.logprobs)).abs()
+    # bfloat16 in two implementations: they agree to a few hundredths of a nat, now and then a tenth or two.
+    assert gaps.mean() < 0.15, gaps
+    assert gaps.max() < 0.8, gaps
+
+
+def test_a_time_out_aborts_the_request_at_the_engine(plan, pool):
+    handle = pool.handles()[0]
+    never = ray.get(handle.generate.remote(list(range(200, 300)), 8, []))
+    assert never.finish == "length"
+    reference = handle.generate.remote(list(range(200, 300)), 900, [])
+    deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=60)
+    while ray.get(handle.unfinished.remote()) == 0:
+        assert dt.datetime.now(dt.UTC) < deadline
+    ray.cancel(reference)
+    while ray.get(handle.unfinished.remote()) > 0:
+        assert dt.datetime.now(dt.UTC) < deadline, "a cancelled request still decodes"
+
+
+def test_a_request_that_does_not_fit_is_refused_and_the_engine_lives(pool):
+    client = pool.client()
+    with pytest.raises(InfrastructureError, match="engine-refused"):
+        asyncio.run(client.generate("long", list(range(1100)), 8, []))
+    output, _ = asyncio.run(client.generate("short", list(range(100, 140)), 4, []))
+    assert len(output.token_ids) == 4
+
+
+def test_a_killed_replica_costs_its_calls_and_is_started_again(pool):
+    client = pool.client()
+
+    async def story():
+        first, name = await client.generate("s", list(range(100, 160)), 4, [])
+        victim = int(name.split("-")[1].split(".")[0])
+        ray.kill(pool.handles()[victim])
+        with pytest.raises(InfrastructureError, match="engine-lost"):
+            await client.generate("s", list(range(100, 160)), 4, [])
+        elsewhere = (await client.generate("s", list(range(100, 160)), 4, []))[1]
+        assert not elsewhere.startswith(f"engine-{victim}.")
+        for attempt in range(400):
+            # New sessions each time: one that was answered stays with its engine.
+            names = {(await client.generate(f"probe-{attempt}-{i}", [5, 6, 7], 1, []))[1] for i in range(2)}
+            if f"engine-{victim}.2" in names:
+                return first
+            await asyncio.sleep(0.5)
+        raise AssertionError("the dead replica never came back")
+
+    asyncio.run(story())
