@@ -167,8 +167,8 @@ def _turn(turn: Turn, cutoff: dt.date) -> TurnView:
 
 def _action(call: ToolCall, result: ToolResult | None, cutoff: dt.date) -> Action:
     arguments = _arguments(call.arguments)
-    code = str(arguments["code"]) if call.name == "python" and "code" in arguments else ""
-    subject = next((str(arguments[k]) for k in ("query", "article_id") if k in arguments), "")
+    code = arguments.get("code", "") if call.name == "python" else ""
+    subject = next((arguments[k] for k in ("query", "article_id") if k in arguments), "")
     if not subject and not code:
         subject = call.arguments[:OUTPUT_CHARACTERS]
     shown = result.text if result is not None else ""
@@ -184,12 +184,13 @@ def _action(call: ToolCall, result: ToolResult | None, cutoff: dt.date) -> Actio
     )
 
 
-def _arguments(raw: str) -> dict[str, object]:
+def _arguments(raw: str) -> dict[str, str]:
+    """The arguments that are texts; anything else that a model wrote is shown raw."""
     try:
         loaded = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return loaded if isinstance(loaded, dict) else {}
+    return {k: v for k, v in loaded.items() if isinstance(v, str)} if isinstance(loaded, dict) else {}
 
 
 def _articles(result: ToolResult, cutoff: dt.date) -> tuple[tuple[ArticleLine, ...], str]:

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from cluster.config import ScoreSettings
 from eval.html.charts import ticks
 from eval.html.page import write_report
+from rollout.record import ForecastRecord
+from rollout.run import RunDirectory
+from rollout.trajectory import ToolCall, Trajectory, Turn
 
 RunMaker = Callable[..., Path]
 FAST = ScoreSettings(draws=100)
@@ -124,6 +127,20 @@ def test_an_episode_shows_what_was_searched_read_computed_and_noted(make_run: Ru
         "none published after its cutoff",
     ):
         assert expected in page
+
+
+def test_arguments_that_cannot_be_read_are_shown_as_written(make_run: RunMaker, tmp_path: Path) -> None:
+    run = make_run(events=1, steps=1, modes=("memory-free",), unrecorded=1)
+    written = ('{"query": ' + "[" * depth + "]" * depth + "}" for depth in (2, 990, 5000))
+    huge = '{"query": ' + "9" * 5000 + "}"
+    calls = tuple(ToolCall(id=f"{i}", name="search", arguments=text) for i, text in enumerate((*written, huge)))
+    with RunDirectory(run).ledger() as ledger:
+        (key,) = ledger.scheduled()
+        record = ForecastRecord(key=key, options=("Yes", "No"), report=None, prompt="p")
+        ledger.commit(record, Trajectory(turns=(Turn(messages=(), text="", tool_calls=calls),)))
+    page = report([run], tmp_path / "report.html")
+    assert "[[]]" in page
+    assert "9" * 100 in page
 
 
 def test_an_article_after_the_cutoff_is_flagged(make_run: RunMaker, tmp_path: Path) -> None:
