@@ -13,7 +13,7 @@ help:
 	@echo 'make test    lint, types, then all tests, the quick ones first'
 	@echo 'make lint    ruff          make types   mypy --strict'
 	@echo 'make unit    quick tests   make slow    tests with Ray, vLLM and whole jobs'
-	@echo 'make clean   removes the virtual environment and the tools'"'"' caches; runs and models stay'
+	@echo 'make clean   removes the virtual environment and the tools'"'"' caches and demo/; other runs and models stay'
 
 setup:
 	@scripts/setup.sh
@@ -37,5 +37,5 @@ slow: setup
 	@$(python) -m pytest -q -m 'ray or vllm or e2e'
 
 clean:
-	rm -rf .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf demo .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

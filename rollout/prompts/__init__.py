@@ -79,16 +79,11 @@ def demand(mode: Mode, why: str) -> Message:
     return Message(role="user", content=text.strip())
 
 
-def budget_left(iterations: int, calls: int) -> str:
-    """A line that says what is left, and that the last turn with tools is the last."""
-    return _TEMPLATES.get_template("budget-left.jinja").render(iterations=iterations, calls=calls).strip()
-
-
 @cache
 def prompt_hash(mode: Mode, variant: str) -> str:
     """SHA-256 (16 hex digits) over the names and bytes of all templates that a step of that mode and variant can use."""
     found: dict[str, bytes] = {}
-    waiting = [f"{variant}-{mode}.jinja", f"user-{variant}.jinja", "demand.jinja", "budget-left.jinja"]
+    waiting = [f"{variant}-{mode}.jinja", f"user-{variant}.jinja", "demand.jinja"]
     while waiting:
         name = waiting.pop()
         if name in found:

@@ -6,7 +6,7 @@ import pytest
 
 from rollout.events.event import Event, EventPrompt
 from rollout.notebook import Assessment, LedgerEntry, Notebook, NotebookState, parse_notebook
-from rollout.prompts import budget_left, demand, prompt_hash, render
+from rollout.prompts import demand, prompt_hash, render
 from rollout.record import MODES, Mode
 from rollout.report import parse_report
 from rollout.trajectory import Message
@@ -147,11 +147,6 @@ def test_a_demand_says_why_and_asks_for_the_report(why):
 def test_a_demand_for_an_unknown_reason_is_an_error():
     with pytest.raises(ValueError, match="known: no-answer"):
         demand("no-tools", "boredom")
-
-
-def test_the_last_turn_is_announced():
-    assert budget_left(3, 5) == "Budget left: 3 turns with tools, 5 tool calls."
-    assert budget_left(1, 5) == "This is the last turn with tools. Budget left: 5 tool calls."
 
 
 def test_every_mode_and_variant_has_its_own_hash():

@@ -1,0 +1,91 @@
+"""The command line as a user meets it: every verb has an example that parses, and an error is a message."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rollout.events.world import make_world, write_settings
+from scripts.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+VERBS = ("doctor", "demo", "eval", "rollout", "score", "report", "world make", "index build", "train sft")
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scripts", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def commands() -> dict[str, typer.core.TyperCommand]:
+    group = typer.main.get_command(app)
+    found = {}
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {f"{name} {n}": c for n, c in inner.items()} if inner else {name: command}
+    return found
+
+
+def test_help_lists_every_verb_with_an_example_that_parses():
+    found = commands()
+    assert set(found) == set(VERBS)
+    for name, command in found.items():
+        example = re.search(r"Example: pastcast (.+)$", command.help).group(1)
+        words = shlex.split(example)
+        assert " ".join(words).startswith(name)
+        command.make_context(name, words[len(name.split()) :], resilient_parsing=False)
+    top = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    assert top.count("Example: pastcast") == 9
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_command_that_a_page_shows_has_that_verb_and_those_options(page):
+    text = page.read_text().replace("\\\n", " ")
+    shown = [
+        line.split("#")[0].strip()
+        for block in re.findall(r"^```\n(.*?)^```", text, re.M | re.S)
+        for line in block.splitlines()
+    ]
+    lines = [
+        m.group(1)
+        for line in shown
+        if (m := re.search(r"(?:^|-- +)(?:pastcast|python -m scripts) (?!--help)(.+)$", line))
+    ]
+    found = commands()
+    for line in lines:
+        words = shlex.split(line)
+        name = next(n for n in sorted(found, key=len, reverse=True) if " ".join(words).startswith(n))
+        found[name].make_context(name, words[len(name.split()) :], resilient_parsing=False)
+
+
+def test_an_unknown_key_is_a_message_that_names_the_nearest():
+    ended = run("rollout", "--set", "rollout.coutn=3")
+    assert ended.returncode == 2
+    assert "did you mean rollout.count?" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_missing_run_is_a_message(tmp_path):
+    for verb in ("score", "report"):
+        ended = run(verb, tmp_path / "nothing")
+        assert ended.returncode == 2
+        assert "is not a run directory" in ended.stderr
+
+
+def test_a_dry_run_says_how_large_the_run_is_and_writes_nothing(tmp_path):
+    world = tmp_path / "world"
+    settings = write_settings(world, make_world(world, 4, 6, 60, 4.0))
+    common = ["--config", settings, "--set", "index.encoder=hashing", "--set", "model.kind=reader"]
+    assert run("index", "build", *common).returncode == 0
+    before = sorted(p for p in tmp_path.rglob("*"))
+    ended = run("rollout", *common, "--set", f"run.directory={tmp_path / 'run'}", "--dry-run")
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"(\d+) events, (\d+) episodes, (\d+) forecasts, roughly [\d,]+ tokens", ended.stdout)
+    assert "reader_top_k" in ended.stdout
+    assert sorted(p for p in tmp_path.rglob("*")) == before
