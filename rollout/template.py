@@ -59,7 +59,7 @@ class TemplateFormat:
         # What closes the last turn is sampled; a template may close earlier turns in another way.
         ends = (self._closing or self._following([_DEMAND], _ANY_DAY), self._following(_RESULTS[:1], _ANY_DAY))
         stops = {tokenizer.eos_token_id, *(self._encode(end)[0] for end in ends)}
-        self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
+        self.stop_ids: tuple[int, ...] = tuple(sorted(stops - {None}))
         self.fingerprint = hashlib.sha256(f"template-2\0{tokenizer.chat_template}\0{identity}".encode()).hexdigest()
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> list[int]:

@@ -206,6 +206,13 @@ def test_a_template_whose_appended_text_depends_on_the_turn_is_refused(smollm):
         made(smollm, counts)
 
 
+def test_a_tokenizer_without_an_end_of_text_still_stops(smollm):
+    tokenizer = copy.deepcopy(smollm)
+    tokenizer.eos_token = None
+    chat = made(tokenizer, TEMPLATES["qwen3"])
+    assert chat.stop_ids == (smollm.convert_tokens_to_ids("<|im_end|>"),)
+
+
 def test_auto_takes_our_format_where_the_template_cannot_carry_a_step(smollm, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     for name, level in (("gemma", logging.WARNING), ("llama3", logging.INFO)):
