@@ -57,7 +57,9 @@ class LocalEncoder:
         self.fingerprint = folder_fingerprint(path)
         # torch and transformers take seconds to import, and most of this package does not need them
         from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging as transformers_logging
 
+        transformers_logging.disable_progress_bar()
         self._model = SentenceTransformer(str(path), device="cpu", local_files_only=True)
         self._batch_size = batch_size
         self.dimension = int(self._model.get_embedding_dimension())
