@@ -84,7 +84,9 @@ def doctor(deep: bool) -> int:
     console.print(table)
     faults = sum(c.status == "fault" for c in checks)
     warnings = sum(c.status == "warn" for c in checks)
-    console.print(f"{faults} fault(s), {warnings} warning(s)" + ("" if deep else "; without --quick Ray is started too"))
+    console.print(
+        f"{faults} fault(s), {warnings} warning(s)" + ("" if deep else "; without --quick Ray is started too")
+    )
     return 1 if faults else 0
 
 

@@ -26,19 +26,20 @@ from rollout.trajectory import Message, ToolCall
 
 FILTER = """\
 day = date.fromisoformat
-t, v, m = day(min(polls)[0]), {spread}**2, [{mean}] * {count}
+t, v, m = day(min(polls)[0]), {spread}**2, [{mean} for o in names]
 for d, *x in sorted(polls):
     v += {step}**2 * (day(d) - t).days
     t, k = day(d), v / (v + {error}**2)
     m, v = [a + k * (b - a) for a, b in zip(m, x)], v - k * v
 s = (v + {step}**2 * (day("{end}") - t).days)**.5
 w = [exp(1.2 * (a - max(m)) / s) for a in m]
-print(dumps({{o: round(.98 * q / sum(w) + .02 / {count}, 2) for o, q in zip(names, w)}}))
+print(dumps({{o: round(.98 * q / sum(w) + .02 / len(w), 2) for o, q in zip(names, w)}}))
 """
 """The Kalman filter of independent random walks that are measured together (one variance v for all), moved to the end, then
 P(strongest) as exp(1.2 m / s), normalized: the logistic approximation of the normal distribution function. The prior
 stands at the first survey instead of the opening, so that a small student has nothing to copy that a compact prompt does
-not show, and 2% go to all options alike, so that rounding never gives 0."""
+not show (the number of options is counted by the code for the same reason), and 2% go to all options alike, so that
+rounding never gives 0."""
 
 _NOTEBOOK = re.compile(r"<belief_notebook>(.*?)</belief_notebook>", re.DOTALL)
 _PRINTED = re.compile(r"^\{.*\}$", re.MULTILINE)
@@ -85,8 +86,7 @@ def cell(event: EventPrompt, process: StatedProcess, surveys: list[Survey]) -> s
     return (
         "from datetime import date\nfrom json import dumps\nfrom math import exp\n"
         f"names = {json.dumps(event.options, ensure_ascii=False)}\n"
-        f"polls = [\n{polls}]\n"
-        + FILTER.format(**process.model_dump(), count=len(event.options), end=event.deadline.date())
+        f"polls = [\n{polls}]\n" + FILTER.format(**process.model_dump(), end=event.deadline.date())
     )
 
 
