@@ -34,7 +34,7 @@ class DataError(PastcastError):
     """An input file or row is wrong."""
 
 
-FATAL_REASONS = frozenset({"no-engine", "pool-lost", "no-worker", "retrieval-gone"})
+FATAL_REASONS = frozenset({"no-engine", "pool-lost", "no-worker", "retrieval-gone", "other-sandbox"})
 """Infrastructure that will not come back within this run."""
 
 

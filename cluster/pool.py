@@ -19,11 +19,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.engine import EngineActor, EngineFacts, EngineOutput, check_loadable, engine_environment
-from cluster.failures import InfrastructureError
+from cluster.failures import InfrastructureError, PastcastError
 from cluster.placement import place, release
 from cluster.routing import Router
 
 logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 20.0
+"""How long a replica may take to end by itself."""
 
 
 class Assignment(NamedTuple):
@@ -86,7 +89,7 @@ class PoolActor:
 
     async def lost(self, engine: int, incarnation: int, why: str) -> None:
         """A caller found a replica dead; it is replaced once, however many callers say so."""
-        if self._incarnations[engine] != incarnation or engine in self._restarting:
+        if self._incarnations[engine] != incarnation or engine in self._restarting or engine not in self._handles:
             return
         self._router.died(engine)
         logger.warning("engine %d died and is started again: %s", engine, why)
@@ -100,9 +103,9 @@ class PoolActor:
         """End every replica."""
         for task in self._restarting.values():
             task.cancel()
-        for handle in self._handles.values():
+        for handle in list(self._handles.values()):
             try:
-                await asyncio.wait_for(handle.shutdown.remote(), 20)
+                await asyncio.wait_for(handle.shutdown.remote(), STOP_SECONDS)
             except (RayError, TimeoutError):
                 logger.info("an engine did not shut down by itself and is killed")
             ray.kill(handle)
@@ -225,11 +228,14 @@ class EnginePool:
         )
         try:
             self.facts: list[EngineFacts] = ray.get(self._actor.start.remote())
-        except InfrastructureError as error:
+        except BaseException as error:
+            # Also on Ctrl-C: a session that was opened before would keep the actor and the group.
             ray.kill(self._actor)
             release(self._group)
             # Ray's own wrapper carries a remote traceback as its text; the cause says it in our words.
-            raise getattr(error, "cause", error) from None
+            if isinstance(error, RayTaskError) and isinstance(error.cause, PastcastError):
+                raise error.cause from None
+            raise
 
     def client(self) -> EngineClient:
         """A handle for workers."""
@@ -240,10 +246,14 @@ class EnginePool:
         return list(ray.get(self._actor.handles.remote()))
 
     def stop(self) -> None:
-        """End the replicas and the router."""
-        ray.get(self._actor.stop.remote())
-        ray.kill(self._actor)
-        release(self._group)
+        """End the replicas and the router; never raises for what is dead already."""
+        try:
+            ray.get(self._actor.stop.remote(), timeout=STOP_SECONDS * (1 + len(self.facts)))
+        except RayError as error:
+            logger.warning("the engine pool did not stop by itself and is killed: %s", error)
+        finally:
+            ray.kill(self._actor)
+            release(self._group)
 
     def __enter__(self) -> Self:
         return self

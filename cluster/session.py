@@ -4,6 +4,7 @@ Inside a submitted job Ray itself names the cluster by RAY_ADDRESS, so the same 
 local session never joins a cluster that merely happens to run on this machine.
 """
 
+import json
 import logging
 import os
 import socket
@@ -76,7 +77,7 @@ def start_session(settings: RaySettings) -> Session:
         "logging_level": logging.WARNING,
         "log_to_driver": False,
         "configure_logging": False,
-        "runtime_env": {"env_vars": WORKER_ENVIRONMENT},
+        "runtime_env": {"env_vars": _worker_environment()},
     }
     if address:
         return _join(address, options)
@@ -122,6 +123,13 @@ def _join(address: str, options: dict[str, Any]) -> Session:
     joined = context.address_info["gcs_address"]
     log.info("joined the Ray cluster at %s", joined)
     return Session(address=joined, local=False, connected_here=True, logs=None)
+
+
+def _worker_environment() -> dict[str, str]:
+    """WORKER_ENVIRONMENT without what the submitted job sets itself: Ray refuses a variable that is set twice."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    taken = (job.get("runtime_env") or {}).get("env_vars") or {}
+    return {name: value for name, value in WORKER_ENVIRONMENT.items() if name not in taken}
 
 
 def _connected_address() -> str:

@@ -20,6 +20,11 @@ def roll_out(settings: Settings, report: Report) -> RunSummary:
         raise DataError(
             f"{settings.run.directory} holds {summary.recorded} of {summary.scheduled} forecasts; run the same command again"
         )
+    if summary.bugs or summary.lost:
+        raise DataError(
+            f"{settings.run.directory}: {summary.bugs} forecasts ended in a bug of pastcast and {summary.lost} were lost to "
+            "infrastructure; its ledger says why. Scores without them would mislead"
+        )
     return summary
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from cluster.config import Settings
 from cluster.failures import InfrastructureError, PastcastError
@@ -126,7 +126,7 @@ class RetrievalClient:
         self._timeout_s = timeout_s
 
     async def search(self, query: str, first_day: dt.date | None, cutoff: dt.date, top_k: int) -> tuple[Hit, ...]:
-        """See `Searcher`. Raises InfrastructureError `retrieval-lost`."""
+        """See `Searcher`. Raises InfrastructureError `retrieval-lost`, or `retrieval-gone` where no repetition helps."""
         check_k(top_k)
         require_day(cutoff, "a cutoff")
         asked = [shard.handle for shard in self._shards if shard.span.meets(first_day, cutoff)]
@@ -135,7 +135,7 @@ class RetrievalClient:
         return await self._within_deadline(self._ask(asked, encodable(query), first_day, cutoff, top_k))
 
     async def fetch(self, article_id: str) -> Article | None:
-        """See `Searcher`. Raises InfrastructureError `retrieval-lost`."""
+        """See `Searcher`. Raises InfrastructureError `retrieval-lost`, or `retrieval-gone` where no repetition helps."""
         if encodable(article_id) != article_id:
             return None  # no stored id is like that, and it cannot be sent
         return await self._within_deadline(self._find(article_id))
@@ -160,8 +160,11 @@ class RetrievalClient:
         except RayTaskError as error:
             if isinstance(error.cause, PastcastError):
                 # only an actor that started again opens files: what it finds there is a fault of the place, not of the query
-                raise InfrastructureError("retrieval-lost", str(error.cause)) from error
+                raise InfrastructureError("retrieval-gone", str(error.cause)) from error
             raise  # an unknown error inside an actor is a bug, and loud
+        except ActorDiedError as error:
+            # Calls wait for a restart; this one says that none is left.
+            raise InfrastructureError("retrieval-gone", f"{type(error).__name__}: {error}") from error
         except RayError as error:
             raise InfrastructureError("retrieval-lost", f"{type(error).__name__}: {error}") from error
 

@@ -19,7 +19,7 @@ from pydantic_core import PydanticSerializationError
 from ray.exceptions import RayError, RayTaskError
 
 from cluster.config import Settings
-from cluster.failures import FATAL_REASONS, Failure, InfrastructureError
+from cluster.failures import FATAL_REASONS, Failure, InfrastructureError, PastcastError
 from cluster.home import model_path
 from cluster.pool import EngineClient, EnginePool
 from cluster.record import Record
@@ -115,6 +115,8 @@ class _Run:
         self._fatal: Failure | None = None
 
     async def go(self) -> RunSummary:
+        # The event loop would only note an interrupt, and it is blocked while the pools start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with contextlib.ExitStack() as stack:
             searcher, engines = self._pools(stack)
             crew = Crew(lambda: self._worker(searcher, engines), self._settings.rollout.workers, WORKER_RESTARTS)
@@ -122,15 +124,16 @@ class _Run:
             self._say("starting workers")
             await crew.ready(self._settings.ray.placement_timeout_s)
             self._began = time.monotonic()
-            # Only from here on: before, an interrupt may simply end the process.
+            # Only from here on there is something to finish: before, an interrupt ends the process.
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+                stack.callback(asyncio.get_running_loop().remove_signal_handler, number)
             await self._work(crew)
         if self._fatal is not None:
             raise InfrastructureError(
                 self._fatal.reason,
-                f"{self._fatal.detail}\n{self._coordinator.done} of {self._coordinator.total} forecasts are recorded and none "
-                f"was written off; mend the cause and go on with --resume",
+                f"{self._fatal.detail}\n{self._coordinator.done} of {self._coordinator.total} forecasts are recorded and the "
+                f"others are left open; mend the cause and go on with --resume",
             )
         return self.summary(stopped=self._stopping.is_set() and not self._coordinator.complete)
 
@@ -326,6 +329,12 @@ class Crew:
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(w.ready.remote() for w in self._workers))
+        except RayTaskError as error:
+            if isinstance(error.cause, PastcastError):
+                raise error.cause from None
+            raise
+        except RayError as error:
+            raise InfrastructureError("worker-start", f"{type(error).__name__}: {error}") from None
         except TimeoutError:
             free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
             raise InfrastructureError(

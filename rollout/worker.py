@@ -54,26 +54,34 @@ class RolloutWorker:
         self._searcher = searcher
         self._sandbox = Sandbox(settings.rollout.python)
         self._fault = sandbox_fault(sandbox, self._sandbox.describe(), platform.node())
+        self._engines = engines
         self._chat: ChatFormat | None = None
-        if engines is not None:
-            chosen = settings.model
-            self._chat = load_chat(
-                model_path(chosen.path), chosen.chat, chosen.tool_parser, chosen.reasoning_parser, engines.facts.weights
-            )
         self._model: Model | None = None
-        if engines is not None and self._chat is not None:
-            self._model = EngineModel(engines, self._chat.stop_ids)
-        elif settings.model.kind == "reader":
-            chosen = settings.model
-            self._model = ReaderForecaster(chosen.reader_searches, chosen.reader_top_k, chosen.reader_scrapes)
-        elif settings.model.kind == "uniform":
-            self._model = UniformForecaster()
 
     async def ready(self) -> bool:
-        """Answers once the worker can take leases. Raises SettingsError if its sandbox is not the manifest's."""
+        """Answers once the worker can take leases.
+
+        Raises SettingsError if its sandbox is not the manifest's or the model has no chat format.
+        """
         if self._fault:
             raise SettingsError(self._fault)
+        self._prepare()
         return True
+
+    def _prepare(self) -> None:
+        """Load what the model needs, once; a worker that replaces a dead one is first asked to run."""
+        chosen = self._settings.model
+        if self._model is not None or chosen.kind == "market":
+            return
+        if self._engines is not None:
+            weights = self._engines.facts.weights
+            folder = model_path(chosen.path)
+            self._chat = load_chat(folder, chosen.chat, chosen.tool_parser, chosen.reasoning_parser, weights)
+            self._model = EngineModel(self._engines, self._chat.stop_ids)
+        elif chosen.kind == "reader":
+            self._model = ReaderForecaster(chosen.reader_searches, chosen.reader_top_k, chosen.reader_scrapes)
+        else:
+            self._model = UniformForecaster()
 
     async def run(
         self, lease: Lease, event: EventPrompt, beliefs: Mapping[dt.date, Belief] | None = None
@@ -83,6 +91,7 @@ class RolloutWorker:
         `beliefs` are the event's market beliefs, given to the `market` reference and to no other model.
         """
         try:
+            self._prepare()
             model = self._model or MarketForecaster({event.id: beliefs or {}})
             record, trajectory = await self._run(lease, event, model)
         except InfrastructureError as error:

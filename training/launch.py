@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, WorkerCrashedError
+from ray._private.state import available_resources_per_node
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from cluster.config import Settings
 from cluster.failures import InfrastructureError, PastcastError, SettingsError
@@ -102,8 +103,7 @@ def _resources(settings: Settings, environment: dict[str, str]) -> dict[str, Any
     Cores are asked for only as far as they are free, so that a pool of small actors beside it does not block a
     training for ever; the number of threads is rounded up.
     """
-    largest = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])
-    free = min(ray.available_resources().get("CPU", 0.0), largest)
+    free = max(node.get("CPU", 0.0) for node in available_resources_per_node().values())
     threads = settings.training.threads or max(1, math.ceil(free))
     return {
         "num_cpus": min(float(threads), free) or 1.0,
@@ -122,9 +122,10 @@ def _result(reference: Any, timeout_s: float | None = None) -> Any:
             "trainer-not-placed",
             f"no answer within {timeout_s:.0f} s; free now: {free}; free some or lower training.threads",
         ) from error
-    except (RayActorError, WorkerCrashedError) as error:
-        raise InfrastructureError("trainer-lost", f"{error}; if memory ran out, lower training.batch_size") from error
     except RayTaskError as error:
         if isinstance(error.cause, PastcastError):
             raise error.cause from error
         raise
+    except RayError as error:
+        why = f"{type(error).__name__}: {error}; if memory ran out, lower training.batch_size"
+        raise InfrastructureError("trainer-lost", why) from error

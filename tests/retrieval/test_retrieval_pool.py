@@ -88,7 +88,7 @@ def test_the_pool_answers_like_the_local_searcher_also_after_an_actor_was_killed
         assert asyncio.run(ask(client)) == expected
     finally:
         pool.close()
-    with pytest.raises(InfrastructureError, match="retrieval-lost"):
+    with pytest.raises(InfrastructureError, match="retrieval-gone"):
         asyncio.run(client.search("harbour", None, CUTOFFS[-1], 3))
 
 
@@ -102,7 +102,7 @@ def test_a_lost_actor_is_an_infrastructure_failure_and_never_an_empty_result(ind
             vectors.unlink()
         for process in pool.processes:
             os.kill(process, signal.SIGKILL)
-        with pytest.raises(InfrastructureError, match=f"retrieval-lost.*{VECTORS}"):
+        with pytest.raises(InfrastructureError, match=f"retrieval-gone.*{VECTORS}"):
             asyncio.run(client.search("harbour", None, CUTOFFS[-1], 3))
         assert asyncio.run(client.search("harbour", None, CUTOFFS[0], 3)) == ()
     finally:

@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 
 REPO = Path(__file__).resolve().parents[2]
 KILLS = 4
+"""While forecasts are being recorded."""
+STARTUP_KILLS = 3
 SEED = 20261130
 
 
@@ -66,23 +68,33 @@ def _settings(folder):
     return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
 
 
+def start(world):
+    command = pastcast("rollout", *_settings(world), "--resume")
+    return subprocess.Popen(command, cwd=REPO, start_new_session=True, stdout=subprocess.DEVNULL)
+
+
 def test_a_killed_run_loses_and_repeats_nothing(world):
     chance = random.Random(SEED)
     run = RunDirectory(world / "run")
     seen: dict = {}
     killed_at = []
+    for _ in range(STARTUP_KILLS):
+        # Anywhere between the first byte of the run directory and the first leases.
+        process = start(world)
+        time.sleep(chance.uniform(0.5, 6.0))
+        assert process.poll() is None, f"the run ended by itself ({process.returncode}) before it could be killed"
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if _recorded(run):
+            break
     while len(killed_at) < KILLS:
-        process = subprocess.Popen(
-            pastcast("rollout", *_settings(world), "--resume"),
-            cwd=REPO,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-        )
+        process = start(world)
         # A kill counts only when the run is under way: wait until it has recorded something new, then a random while.
         before = _recorded(run)
         while process.poll() is None and _recorded(run) <= before:
             time.sleep(0.05)
         time.sleep(chance.uniform(0, 1.0))
+        assert process.poll() is None, f"the run ended by itself ({process.returncode}) before it could be killed"
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         with run.ledger() as ledger:
