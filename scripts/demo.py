@@ -26,7 +26,7 @@ from scripts.terminal import ProgressBar, console
 from training.checkpoint import read_origin
 from training.launch import launch_sft
 
-SEED, EVENTS, DAYS, ARTICLES_PER_DAY = 7, 48, 100, 8.0
+SEED, EVENTS, DAYS, ARTICLES_PER_DAY = 7, 48, 100, 4.0
 STAGES = 8
 EVAL_EVENTS = 12
 """Held-out events that are forecast, three dates each: a model without a clue samples long, and two cores are slow."""
