@@ -71,8 +71,9 @@ class RunSummary(Record):
     stopped: bool
     """Whether it was asked to stop before all was done."""
     lost: int
-    """Forecasts recorded as infrastructure failures, after every attempt failed."""
+    """Forecasts in the ledger as infrastructure failures, after every attempt failed."""
     bugs: int
+    """Forecasts in the ledger that ended in a bug of ours."""
     seconds: float
     output_tokens: int
 
@@ -92,24 +93,29 @@ def execute(plan: Plan, resume: bool, report: Report) -> RunSummary:
         else:
             run.create(plan.settings, plan.manifest, plan.events, plan.keys, plan.floor(), plan.unused_rows)
         with run.ledger() as ledger:
-            finished = {r.key: r.notebook for r in ledger.records()}
-            if len(finished) == len(plan.keys):
-                return _Run(plan, ledger, finished, report).summary(stopped=False)
+            if len(ledger.finished()) == len(plan.keys):
+                return _Run(plan, ledger, report).summary(stopped=False)
             with start_session(plan.settings.ray) as session:
                 require(session, _bundles(plan.settings), "the run")
-                return asyncio.run(_Run(plan, ledger, finished, report).go())
+                return asyncio.run(_Run(plan, ledger, report).go())
 
 
 class _Run:
-    def __init__(
-        self, plan: Plan, ledger: Ledger, finished: dict[ForecastKey, NotebookState | None], report: Report
-    ) -> None:
+    def __init__(self, plan: Plan, ledger: Ledger, report: Report) -> None:
         self._plan, self._ledger, self._report = plan, ledger, report
+        finished: dict[ForecastKey, NotebookState | None] = {}
+        kinds: Counter[str] = Counter()
+        for record in ledger.records():
+            finished[record.key] = record.notebook
+            if record.failure is not None:
+                kinds[record.failure.kind] += 1
         self._settings: Settings = plan.settings
         self._coordinator = Coordinator(plan.keys, finished, plan.settings.rollout.attempts)
         self._events = {e.id: e for e in plan.events}
         self._failures = Counter(ledger.failures())
-        self._retried = self._lost = self._bugs = self._output_tokens = self._recorded_now = 0
+        # Also those of earlier sittings: a resumed run must not look sound because its losses are old.
+        self._lost, self._bugs = kinds["infrastructure"], kinds["bug"]
+        self._retried = self._output_tokens = self._recorded_now = 0
         self._began = time.monotonic()
         self._stopping = asyncio.Event()
         self._fatal: Failure | None = None

@@ -17,7 +17,7 @@ from cluster.home import model_path
 from cluster.record import Record
 from retrieval.corpus.rows import Loaded, QuarantinedRow
 from retrieval.library import Library
-from rollout.episode import chains, schedule
+from rollout.episode import schedule
 from rollout.events.dates import TOO_FEW_DAYS, forecast_dates
 from rollout.events.deadline import hide_moved_deadlines
 from rollout.events.event import Belief, Event
@@ -60,11 +60,6 @@ class Plan(Record):
     def episodes(self) -> int:
         """Chains and single steps count one by event, mode and rollout."""
         return len({(k.event, k.mode, k.rollout) for k in self.keys})
-
-    @property
-    def chains(self) -> int:
-        """Units of work that may run side by side."""
-        return len(chains(self.keys))
 
     @property
     def tokens(self) -> int:
