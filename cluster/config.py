@@ -27,6 +27,8 @@ class RunSettings(Section):
 
     directory: Path = Path("runs/run")
     seed: int = 0
+    max_cost: PositiveFloat | None = None
+    """US dollars: no step is started once the run's forecasts have cost this much."""
 
 
 class RaySettings(Section):

@@ -101,4 +101,4 @@ class MessageDialogue:
     def accept(self, completion: Completion) -> ParsedTurn:
         """The model has said it in words already."""
         calls = tuple(storable(call) for call in completion.tool_calls)
-        return ParsedTurn(text=completion.text, tool_calls=calls)
+        return ParsedTurn(text=completion.text, reasoning=completion.reasoning, tool_calls=calls)

@@ -17,6 +17,7 @@ from cluster.record import Record
 
 OPERATIONAL = (
     "run.directory",
+    "run.max_cost",
     "ray",
     "scores",
     "training",

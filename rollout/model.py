@@ -35,12 +35,16 @@ class Completion(Record):
     """What one model call returned. Token models fill the ids, message models `text` and `tool_calls`."""
 
     text: str = ""
+    reasoning: str = ""
+    """Of a message model: what it thought aloud, kept apart from its text."""
     tool_calls: tuple[ToolCall, ...] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     finish: FinishReason = "stop"
     cached_tokens: int = 0
     seconds: float = 0.0
+    price: float = 0.0
+    """US dollars."""
     engine: str = ""
     weights: str = ""
 

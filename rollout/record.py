@@ -32,6 +32,8 @@ class Usage(Record):
     """Calls by tool name, errors included; unknown tools under `other`."""
     tool_errors: dict[str, int] = {}
     """Failed calls by error name."""
+    malformed_calls: dict[str, int] = {}
+    """Calls that could not be parsed, by kind."""
     input_tokens: int = 0
     """Sum over model calls of the context length."""
     cached_tokens: int = 0
@@ -40,6 +42,8 @@ class Usage(Record):
     tool_seconds: float = 0.0
     seconds: float = 0.0
     """Wall-clock seconds of the whole step."""
+    price: float = 0.0
+    """US dollars asked by an endpoint; 0 for our own engines."""
 
 
 class ForecastRecord(Record):

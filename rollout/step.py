@@ -86,6 +86,7 @@ class _Step:
         self._tool_calls: Counter[str] = Counter()
         self._tool_errors: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
+        self._price = 0.0
 
     def run(self) -> StepGenerator:
         task = self._task
@@ -226,6 +227,7 @@ class _Step:
         self._totals["output"] += len(completion.token_ids)
         self._totals["cached"] += completion.cached_tokens
         self._totals["model_milliseconds"] += round(completion.seconds * 1000)
+        self._price += completion.price
 
     def _finish(self, truncated: str, last: Turn | None = None) -> tuple[ForecastRecord, Trajectory]:
         task = self._task
@@ -251,6 +253,7 @@ class _Step:
             model_seconds=self._totals["model_milliseconds"] / 1000,
             tool_seconds=self._totals["tool_milliseconds"] / 1000,
             seconds=self._clock() - self._began,
+            price=self._price,
         )
         record = ForecastRecord(
             key=task.key,

@@ -1,0 +1,36 @@
+"""What the engine pool says of itself at one moment: to the coordinator, to `pastcast status`, to metrics."""
+
+from typing import Literal
+
+from cluster.record import Record
+
+EngineState = Literal["HEALTHY", "SUSPECT", "DEAD", "RESTARTING", "STALE", "DRAINING"]
+
+
+class EngineView(Record):
+    """One replica."""
+
+    engine: int
+    state: EngineState
+    node: str
+    sessions: int
+    outstanding_tokens: int
+    running: int
+    """Requests that the engine decodes now."""
+    waiting: int
+    """Requests that the engine has not begun."""
+    kv_cache_use: float
+    """Share of the KV cache in use, from 0 to 1."""
+    restarts: int
+    weights: str
+    """Fingerprint; empty until it is confirmed."""
+
+
+class PoolView(Record):
+    """The whole pool."""
+
+    engines: tuple[EngineView, ...]
+    limit: int
+    """Steps that may be in flight now, over all workers (adaptive concurrency)."""
+    paused: str
+    """Why no step should be started now; empty if nothing hinders."""
