@@ -29,6 +29,7 @@ from retrieval.view import Searcher
 from rollout.coordinator import Coordinator, Lease
 from rollout.ledger import Ledger
 from rollout.notebook import NotebookState
+from rollout.packed import pack
 from rollout.plan import Plan, uses_tools
 from rollout.prompts import prompt_hash
 from rollout.record import ForecastKey, ForecastRecord
@@ -105,10 +106,10 @@ class _Run:
         self._plan, self._ledger, self._report = plan, ledger, report
         finished: dict[ForecastKey, NotebookState | None] = {}
         kinds: Counter[str] = Counter()
-        for record in ledger.records():
-            finished[record.key] = record.notebook
-            if record.failure is not None:
-                kinds[record.failure.kind] += 1
+        for done in ledger.progress():
+            finished[done.key] = done.notebook
+            if done.kind is not None:
+                kinds[done.kind] += 1
         self._settings: Settings = plan.settings
         self._coordinator = Coordinator(plan.keys, finished, plan.settings.rollout.attempts)
         self._events = {e.id: e for e in plan.events}
@@ -263,12 +264,12 @@ class _Run:
             record = self._without_report(lease, failure)
         # The ledger first: a record that the coordinator counts is always on disk.
         try:
-            self._ledger.commit(record, outcome.trajectory)
+            self._ledger.commit([pack(record, outcome.trajectory)])
         except PydanticSerializationError as error:
             logger.error("a record cannot be stored, %s: %s", lease.key, error)
             self._bugs += 1
             record = self._without_report(lease, Failure(kind="bug", reason="not-storable", detail=repr(error)))
-            self._ledger.commit(record, None)
+            self._ledger.commit([pack(record, None)])
         if self._coordinator.finish(lease, record.notebook):
             self._recorded_now += 1
             self._output_tokens += record.usage.output_tokens

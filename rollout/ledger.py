@@ -1,23 +1,31 @@
 """The run's database: every scheduled forecast ends here once, as a report or as a named failure.
 
-The schedule is written before the first forecast, so that what is missing can always be named. A finished step is one
-transaction; a result that arrives twice is one record, and a result that was never scheduled is refused.
+The schedule is written before the first forecast, so that what is missing can always be named. Forecasts come in
+batches, each one transaction: what was acknowledged is on disk. A result that arrives twice is one record, and a result
+that was never scheduled is refused. Nothing is ever deleted: a record that `retry` takes back stays, marked as
+superseded, and its key is open again.
 """
 
 import datetime as dt
+import fcntl
 import sqlite3
-import zlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Any, Self
 
-from cluster.failures import DataError
+from cluster.clock import Clock, utc_now
+from cluster.failures import DataError, FailureKind
+from cluster.record import Record
+from rollout.notebook import NotebookState
+from rollout.packed import PackedForecast, unpack_trajectory
 from rollout.record import ForecastKey, ForecastRecord
 from rollout.trajectory import Trajectory
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _KEY = "model, event, date, mode, rollout"
+# What is read for every record of a run stands apart from what is large: opening a run must not read its trajectories.
 _SCHEMA = f"""
 CREATE TABLE version (number INTEGER NOT NULL);
 INSERT INTO version VALUES ({SCHEMA_VERSION});
@@ -26,29 +34,107 @@ CREATE TABLE scheduled (
     model TEXT NOT NULL, event TEXT NOT NULL, date TEXT NOT NULL, mode TEXT NOT NULL, rollout INTEGER NOT NULL,
     UNIQUE ({_KEY})
 );
+-- Append-only. `change` numbers everything that happens to the ledger: commits here and retractions in `superseded`.
 CREATE TABLE forecasts (
-    model TEXT NOT NULL, event TEXT NOT NULL, date TEXT NOT NULL, mode TEXT NOT NULL, rollout INTEGER NOT NULL,
-    failure TEXT,
+    change INTEGER PRIMARY KEY,
+    position INTEGER NOT NULL REFERENCES scheduled (position),
+    committed TEXT NOT NULL,
+    kind TEXT, reason TEXT, notebook TEXT,
+    output_tokens INTEGER NOT NULL, price REAL NOT NULL
+);
+CREATE TABLE contents (
+    change INTEGER PRIMARY KEY REFERENCES forecasts (change),
     record TEXT NOT NULL,
-    trajectory BLOB,
-    PRIMARY KEY ({_KEY}),
-    FOREIGN KEY ({_KEY}) REFERENCES scheduled ({_KEY})
+    trajectory BLOB
+);
+CREATE TABLE current (
+    position INTEGER PRIMARY KEY REFERENCES scheduled (position),
+    forecast INTEGER NOT NULL UNIQUE REFERENCES forecasts (change)
+);
+CREATE TABLE superseded (
+    change INTEGER PRIMARY KEY,
+    forecast INTEGER NOT NULL UNIQUE REFERENCES forecasts (change),
+    at TEXT NOT NULL,
+    why TEXT NOT NULL
 );
 """
 
 
-class Ledger:
-    """One SQLite file with a single writer. Readers may open it while the run goes on."""
+class FinishedForecast(Record):
+    """What going on with a run has to know of a finished forecast."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    key: ForecastKey
+    kind: FailureKind | None
+    """None for a usable report."""
+    reason: str
+    """Of the failure; empty without one."""
+    notebook: NotebookState | None
+    output_tokens: int
+    price: float
+    """US dollars."""
+
+
+class Retried(Record):
+    """What a retry opened again."""
+
+    failures: dict[str, int]
+    """Records that were failures, by reason."""
+    later_steps: int
+    """Records of later dates of the same memory-on chains: they were made from notebooks that the retry replaces."""
+
+    @property
+    def total(self) -> int:
+        """Forecasts that are open again."""
+        return sum(self.failures.values()) + self.later_steps
+
+
+class Committed(Record):
+    """A change of the ledger: a forecast was recorded. As it is stored, nothing parsed."""
+
+    change: int
+    at: dt.datetime
+    key: ForecastKey
+    kind: FailureKind | None
+    reason: str | None
+    notebook: str | None
+    """NotebookState as JSON."""
+    output_tokens: int
+    price: float
+    record: str
+    trajectory: bytes | None
+    """Packed."""
+
+
+class Superseded(Record):
+    """A change of the ledger: a record was taken back and its key is open again."""
+
+    change: int
+    forecast: int
+    """The change that had recorded it."""
+    at: dt.datetime
+    why: str
+
+
+Change = Committed | Superseded
+
+
+class Ledger:
+    """One SQLite file with a single writer, who is enforced. Readers may open it while the run goes on.
+
+    Used by one thread at a time.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, clock: Clock) -> None:
         self._connection = connection
+        self._clock = clock
+        self._writer: IO[bytes] | None = None
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, schedule: Iterable[ForecastKey]) -> Self:
+    def create(cls, path: Path, schedule: Iterable[ForecastKey], clock: Clock = utc_now) -> Self:
         """A new ledger that expects every key of `schedule`. Raises DataError if a key stands twice."""
         connection = _connect(path)
-        keys = [_row(key) for key in schedule]
+        keys = (_row(key) for key in schedule)
         try:
             with connection:
                 connection.executescript("BEGIN;" + _SCHEMA)
@@ -56,11 +142,14 @@ class Ledger:
         except sqlite3.IntegrityError as error:
             connection.close()
             raise DataError(f"ledger {path}: the schedule holds a forecast twice ({error})") from error
-        return cls(connection, path)
+        return cls(connection, path, clock)
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """An existing ledger. Raises DataError if it is missing or of another version."""
+    def open(cls, path: Path, clock: Clock = utc_now) -> Self:
+        """An existing ledger, to read, or to write from the first `commit` or `retry` on.
+
+        Raises DataError if it is missing or of another version.
+        """
         if not path.is_file():
             raise DataError(f"ledger {path} does not exist; is its folder a run directory?")
         try:
@@ -70,60 +159,173 @@ class Ledger:
             raise DataError(f"ledger {path} cannot be read: {error}") from error
         if version != SCHEMA_VERSION:
             connection.close()
-            raise DataError(f"ledger {path} has version {version}, this code reads {SCHEMA_VERSION}")
-        return cls(connection, path)
+            raise DataError(
+                f"ledger {path} has version {version} and this code reads {SCHEMA_VERSION}; read it with the code that "
+                "wrote it (the manifest names it), or make the run again in another directory"
+            )
+        return cls(connection, path, clock)
 
-    def commit(self, record: ForecastRecord, trajectory: Trajectory | None) -> bool:
-        """Store one finished forecast in one transaction; False if its key is stored already (the first one stays).
+    def commit(self, forecasts: Sequence[PackedForecast]) -> list[bool]:
+        """Store finished forecasts in one transaction; what it returns is on disk.
 
-        Raises DataError if the key was never scheduled.
+        False for a forecast whose key is stored already: the first one stays. Raises DataError, and stores none of
+        them, if a key was never scheduled, if another process writes this ledger, or if the disk refuses.
         """
-        failure = record.failure.reason if record.failure else None
-        blob = None if trajectory is None else zlib.compress(trajectory.model_dump_json().encode(), 6)
-        values = (*_row(record.key), failure, record.model_dump_json(), blob)
+        self._claim()
+        added = []
         try:
             with self._connection:
-                added = self._connection.execute(
-                    f"INSERT INTO forecasts ({_KEY}, failure, record, trajectory) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
-                    f"ON CONFLICT ({_KEY}) DO NOTHING",
-                    values,
-                ).rowcount
-        except sqlite3.IntegrityError as error:
-            raise DataError(f"ledger {self.path}: {record.key} was never scheduled") from error
-        return added == 1
+                self._begin()
+                change = self.last_change()
+                at = self._clock()
+                for forecast in forecasts:
+                    new = self._insert(_as_change(forecast, change + 1, at))
+                    change += new
+                    added.append(new)
+        except sqlite3.OperationalError as error:
+            raise DataError(f"ledger {self.path} could not be written: {error}; free its disk and resume") from error
+        return added
+
+    def retry(self, kinds: Collection[FailureKind], why: str) -> Retried:
+        """Take back every record that is a failure of one of `kinds`, so that its forecast is open again.
+
+        Later memory-on steps of the same (model, event, rollout) are taken back as well. The records stay in the
+        ledger, with the time and `why`.
+        """
+        self._claim()
+        with self._connection:
+            self._begin()
+            marks = ", ".join("?" * len(kinds))
+            failed = self._connection.execute(
+                f"SELECT forecast, reason, {_KEY} FROM current JOIN forecasts ON change = forecast "
+                f"JOIN scheduled ON scheduled.position = current.position WHERE kind IN ({marks})",
+                sorted(kinds),
+            ).fetchall()
+            reasons = Counter(row[1] for row in failed)
+            taken = {row[0] for row in failed}
+            later = set()
+            for _, _, *key in failed:
+                model, event, date, mode, rollout = key
+                if mode == "memory-on":
+                    rows = self._connection.execute(
+                        "SELECT forecast FROM current JOIN scheduled USING (position) "
+                        "WHERE model = ? AND event = ? AND mode = ? AND rollout = ? AND date > ?",
+                        (model, event, mode, rollout, date),
+                    )
+                    later |= {row[0] for row in rows} - taken
+            at, change = self._clock(), self.last_change()
+            for number, forecast in enumerate(sorted(taken | later), change + 1):
+                self._supersede(Superseded(change=number, forecast=forecast, at=at, why=why))
+        return Retried(failures=dict(sorted(reasons.items())), later_steps=len(later))
+
+    def replay(self, changes: Iterable[Change]) -> None:
+        """Apply changes that another ledger of the same schedule recorded, with their numbers and times, in one transaction.
+
+        Raises DataError if they do not follow on what this ledger holds.
+        """
+        self._claim()
+        with self._connection:
+            self._begin()
+            for change in changes:
+                if change.change <= self.last_change():
+                    raise DataError(f"ledger {self.path}: change {change.change} is here already")
+                if isinstance(change, Superseded):
+                    self._supersede(change)
+                elif not self._insert(change):
+                    raise DataError(f"ledger {self.path}: {change.key} has a record that was not taken back")
+
+    def changes(self, after: int, limit: int) -> list[Change]:
+        """At most `limit` changes that follow the change numbered `after` (0: from the first), in order."""
+        rows = self._connection.execute(
+            f"SELECT {_KEY}, forecasts.change, committed, kind, reason, notebook, output_tokens, price, record, trajectory "
+            "FROM forecasts JOIN contents USING (change) JOIN scheduled USING (position) "
+            "WHERE forecasts.change > ? ORDER BY forecasts.change LIMIT ?",
+            (after, limit),
+        )
+        found: list[Change] = [_committed(row) for row in rows]
+        gone = self._connection.execute(
+            "SELECT change, forecast, at, why FROM superseded WHERE change > ? ORDER BY change LIMIT ?", (after, limit)
+        )
+        found += [Superseded(change=n, forecast=f, at=dt.datetime.fromisoformat(at), why=why) for n, f, at, why in gone]
+        return sorted(found, key=lambda c: c.change)[:limit]
+
+    def last_change(self) -> int:
+        """The number of the newest change; 0 when nothing has happened."""
+        (number,) = self._connection.execute(
+            "SELECT max(ifnull((SELECT max(change) FROM forecasts), 0), ifnull((SELECT max(change) FROM superseded), 0))"
+        ).fetchone()
+        return int(number)
 
     def scheduled(self) -> list[ForecastKey]:
         """Every forecast that is expected, in scheduled order."""
         rows = self._connection.execute(f"SELECT {_KEY} FROM scheduled ORDER BY position")
         return [_key(row) for row in rows]
 
+    def counts(self) -> tuple[int, int]:
+        """(scheduled, finished)."""
+        row = self._connection.execute("SELECT (SELECT count(*) FROM scheduled), (SELECT count(*) FROM current)")
+        scheduled, finished = row.fetchone()
+        return scheduled, finished
+
     def finished(self) -> set[ForecastKey]:
         """The keys that have a record."""
-        return {_key(row) for row in self._connection.execute(f"SELECT {_KEY} FROM forecasts")}
+        return {
+            _key(row) for row in self._connection.execute(f"SELECT {_KEY} FROM current JOIN scheduled USING (position)")
+        }
+
+    def progress(self) -> Iterator[FinishedForecast]:
+        """What going on needs of every finished forecast, in scheduled order; no record is read for it."""
+        rows = self._connection.execute(
+            f"SELECT kind, reason, notebook, output_tokens, price, {_KEY} FROM current "
+            "JOIN forecasts ON change = forecast JOIN scheduled ON scheduled.position = current.position "
+            "ORDER BY current.position"
+        )
+        for kind, reason, notebook, output_tokens, price, *key in rows:
+            yield FinishedForecast(
+                key=_key(key),
+                kind=kind,
+                reason=reason or "",
+                notebook=None if notebook is None else NotebookState.model_validate_json(notebook),
+                output_tokens=output_tokens,
+                price=price,
+            )
 
     def records(self) -> Iterator[ForecastRecord]:
-        """All records in scheduled order."""
+        """All records in scheduled order, those that were taken back left out."""
         rows = self._connection.execute(
-            f"SELECT record FROM scheduled JOIN forecasts USING ({_KEY}) ORDER BY scheduled.position"
+            "SELECT record FROM current JOIN contents ON change = forecast ORDER BY position"
         )
         for (text,) in rows:
             yield ForecastRecord.model_validate_json(text)
 
     def trajectory(self, key: ForecastKey) -> Trajectory | None:
         """The trajectory of one key; None when the forecast is missing or left none."""
-        blob = self._one("trajectory", key)
-        return None if blob is None else Trajectory.model_validate_json(zlib.decompress(blob))
+        where = "model = ? AND event = ? AND date = ? AND mode = ? AND rollout = ?"
+        row = self._connection.execute(
+            "SELECT trajectory FROM scheduled JOIN current USING (position) JOIN contents ON change = forecast "
+            f"WHERE {where}",
+            _row(key),
+        ).fetchone()
+        return None if row is None or row[0] is None else unpack_trajectory(row[0])
 
     def failures(self) -> dict[str, int]:
         """Number of records by failure reason."""
         rows = self._connection.execute(
-            "SELECT failure, COUNT(*) FROM forecasts WHERE failure IS NOT NULL GROUP BY failure ORDER BY failure"
+            "SELECT reason, count(*) FROM current JOIN forecasts ON change = forecast "
+            "WHERE reason IS NOT NULL GROUP BY reason ORDER BY reason"
         )
         return dict(rows.fetchall())
+
+    def spent(self) -> tuple[int, float]:
+        """(sampled tokens, US dollars) of all that was ever recorded, also of what was taken back: it was paid for."""
+        tokens, price = self._connection.execute("SELECT total(output_tokens), total(price) FROM forecasts").fetchone()
+        return int(tokens), price
 
     def close(self) -> None:
         """Close the file; committed records are on disk already."""
         self._connection.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -133,26 +335,106 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _one(self, column: str, key: ForecastKey) -> bytes | None:
+    def _claim(self) -> None:
+        """Be the one writer from now on. Raises DataError if there is another."""
+        if self._writer is not None or str(self.path) == ":memory:":
+            return
+        # A file of its own: closing a second handle on the database would drop SQLite's own locks.
+        handle = self.path.with_name(f"{self.path.name}.writer").open("wb")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            handle.close()
+            raise DataError(f"ledger {self.path} has another writer; end it, or wait for it") from error
+        self._writer = handle
+
+    def _begin(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def _insert(self, new: Committed) -> bool:
+        position = self._position(new.key)
+        if self._connection.execute("SELECT 1 FROM current WHERE position = ?", (position,)).fetchone():
+            return False
+        self._connection.execute(
+            "INSERT INTO forecasts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                new.change,
+                position,
+                new.at.isoformat(),
+                new.kind,
+                new.reason,
+                new.notebook,
+                new.output_tokens,
+                new.price,
+            ),
+        )
+        self._connection.execute("INSERT INTO contents VALUES (?, ?, ?)", (new.change, new.record, new.trajectory))
+        self._connection.execute("INSERT INTO current VALUES (?, ?)", (position, new.change))
+        return True
+
+    def _supersede(self, change: Superseded) -> None:
+        if not self._connection.execute("DELETE FROM current WHERE forecast = ?", (change.forecast,)).rowcount:
+            raise DataError(f"ledger {self.path}: change {change.forecast} is no record that could be taken back")
+        self._connection.execute(
+            "INSERT INTO superseded VALUES (?, ?, ?, ?)",
+            (change.change, change.forecast, change.at.isoformat(), change.why),
+        )
+
+    def _position(self, key: ForecastKey) -> int:
         where = "model = ? AND event = ? AND date = ? AND mode = ? AND rollout = ?"
-        row = self._connection.execute(f"SELECT {column} FROM forecasts WHERE {where}", _row(key)).fetchone()
-        return None if row is None else row[0]
+        row = self._connection.execute(f"SELECT position FROM scheduled WHERE {where}", _row(key)).fetchone()
+        if row is None:
+            raise DataError(f"ledger {self.path}: {key} was never scheduled")
+        return int(row[0])
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=30.0)
+    # Transactions are begun by hand, and the writer may commit from a thread so that its loop does not wait for the disk.
+    connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
     # FULL: a record that was acknowledged survives a power cut, not only a killed process.
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
     return connection
 
 
+def _as_change(forecast: PackedForecast, change: int, at: dt.datetime) -> Committed:
+    failure = forecast.failure
+    return Committed(
+        change=change,
+        at=at,
+        key=forecast.key,
+        kind=failure.kind if failure else None,
+        reason=failure.reason if failure else None,
+        notebook=None if forecast.notebook is None else forecast.notebook.model_dump_json(),
+        output_tokens=forecast.output_tokens,
+        price=forecast.price,
+        record=forecast.record,
+        trajectory=forecast.trajectory,
+    )
+
+
+def _committed(row: Sequence[Any]) -> Committed:
+    change, at, kind, reason, notebook, output_tokens, price, record, trajectory = row[5:]
+    return Committed(
+        change=change,
+        at=dt.datetime.fromisoformat(at),
+        key=_key(row[:5]),
+        kind=kind,
+        reason=reason,
+        notebook=notebook,
+        output_tokens=output_tokens,
+        price=price,
+        record=record,
+        trajectory=trajectory,
+    )
+
+
 def _row(key: ForecastKey) -> tuple[str, str, str, str, int]:
     return key.model, key.event, key.date.isoformat(), key.mode, key.rollout
 
 
-def _key(row: tuple[str, str, str, str, int]) -> ForecastKey:
+def _key(row: Sequence[object]) -> ForecastKey:
     model, event, date, mode, rollout = row
     return ForecastKey.model_validate(
-        {"model": model, "event": event, "date": dt.date.fromisoformat(date), "mode": mode, "rollout": rollout}
+        {"model": model, "event": event, "date": dt.date.fromisoformat(str(date)), "mode": mode, "rollout": rollout}
     )

@@ -13,6 +13,7 @@ from cluster.failures import Failure
 from rollout.events.event import Event
 from rollout.manifest import make_manifest
 from rollout.notebook import Assessment, LedgerEntry, Notebook, NotebookState
+from rollout.packed import pack
 from rollout.record import ForecastKey, ForecastRecord, Mode, Usage
 from rollout.report import Report
 from rollout.run import RunDirectory
@@ -199,7 +200,7 @@ def make_run(tmp_path: Path) -> RunMaker:
                 trajectory = make_trajectory(key, event.options, probabilities)
                 if article is not None:
                     trajectory = _with_article(trajectory, article)
-                ledger.commit(record, trajectory)
+                ledger.commit([pack(record, trajectory)])
         return path
 
     return make

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cluster.config import ScoreSettings
 from eval.html.charts import ticks
 from eval.html.page import write_report
+from rollout.packed import pack
 from rollout.record import ForecastRecord
 from rollout.run import RunDirectory
 from rollout.trajectory import ToolCall, Trajectory, Turn
@@ -137,7 +138,7 @@ def test_arguments_that_cannot_be_read_are_shown_as_written(make_run: RunMaker, 
     with RunDirectory(run).ledger() as ledger:
         (key,) = ledger.scheduled()
         record = ForecastRecord(key=key, options=("Yes", "No"), report=None, prompt="p")
-        ledger.commit(record, Trajectory(turns=(Turn(messages=(), text="", tool_calls=calls),)))
+        ledger.commit([pack(record, Trajectory(turns=(Turn(messages=(), text="", tool_calls=calls),)))])
     page = report([run], tmp_path / "report.html")
     assert "[[]]" in page
     assert "9" * 100 in page

@@ -11,6 +11,7 @@ from rollout.chat import HermesFormat, TemplateFormat, TurnParser, load_chat
 from rollout.dialogue import MessageDialogue
 from rollout.ledger import Ledger
 from rollout.model import Completion
+from rollout.packed import pack
 from rollout.record import ForecastKey, ForecastRecord
 from rollout.tools import TOOLS
 from rollout.trajectory import Message, ToolCall, Trajectory, Turn
@@ -134,7 +135,7 @@ def test_half_a_character_that_a_model_spelt_can_be_stored(text, reasoning, toke
     )
     record = ForecastRecord(key=key, options=("YES", "NO"), report=None, prompt="p")
     with Ledger.create(tmp_path / "l.sqlite", [key]) as ledger:
-        assert ledger.commit(record, Trajectory(turns=(turn,)))
+        assert ledger.commit([pack(record, Trajectory(turns=(turn,)))]) == [True]
         assert ledger.trajectory(key) == Trajectory(turns=(turn,))
 
 

@@ -21,6 +21,7 @@ from retrieval.local import LocalSearcher
 from rollout.coordinator import Coordinator
 from rollout.events.world import make_world, write_settings
 from rollout.ledger import Ledger
+from rollout.packed import pack
 from rollout.plan import make_plan
 from rollout.worker import RolloutWorker
 
@@ -95,7 +96,7 @@ def test_the_transcript_is_exactly_what_the_engine_saw_and_said(plan, pool, tmp_
                 leases.append(lease)
             for outcome in await asyncio.gather(*(worker.run(lease, prompts[lease.key.event]) for lease in leases)):
                 assert outcome.failure is None, outcome.failure
-                ledger.commit(outcome.record, outcome.trajectory)
+                ledger.commit([pack(outcome.record, outcome.trajectory)])
                 coordinator.finish(outcome.lease, outcome.record.notebook)
 
     with Ledger.create(tmp_path / "ledger.sqlite", plan.keys) as ledger:

@@ -8,6 +8,7 @@ from eval.evaluate import roll_out
 from retrieval.build import build_from_settings
 from rollout.events.world import make_world, write_settings
 from rollout.execute import execute
+from rollout.packed import pack
 from rollout.plan import make_plan
 from rollout.record import ForecastRecord
 from rollout.run import RunDirectory
@@ -26,9 +27,8 @@ def test_losses_of_an_earlier_sitting_still_count(tmp_path, kind, counted):
     with run.ledger() as ledger:
         for key in plan.keys:
             failure = Failure(kind=kind, reason="gone")
-            ledger.commit(
-                ForecastRecord(key=key, options=options[key.event], report=None, failure=failure, prompt="x"), None
-            )
+            record = ForecastRecord(key=key, options=options[key.event], report=None, failure=failure, prompt="x")
+            ledger.commit([pack(record, None)])
     summary = execute(plan, resume=True, report=lambda _: None)
     assert (summary.recorded, summary.recorded_now) == (len(plan.keys), 0)
     assert getattr(summary, counted) == len(plan.keys)

@@ -21,6 +21,7 @@ from rollout.events.event import EventPrompt
 from rollout.ledger import Ledger
 from rollout.model import Completion, SampleRequest
 from rollout.notebook import Assessment, LedgerEntry, Notebook, NotebookState
+from rollout.packed import pack
 from rollout.record import MODES, ForecastKey, ForecastRecord
 from rollout.sandbox import CellResult
 from rollout.step import ANSWER_RESERVE, Sample, StepTask, UseTools, forecast_step
@@ -202,7 +203,7 @@ def check(record: ForecastRecord, trajectory: Trajectory, requests: list[SampleR
             if result.name == "search":
                 assert HEADER.findall(result.text) == [s.article_id for s in result.shown]
     with Ledger.create(Path(":memory:"), [record.key]) as ledger:
-        assert ledger.commit(record, trajectory)
+        assert ledger.commit([pack(record, trajectory)]) == [True]
         assert list(ledger.records()) == [record]
         assert ledger.trajectory(record.key) == trajectory
 

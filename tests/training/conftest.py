@@ -13,6 +13,7 @@ from cluster.home import model_path
 from rollout.chat import HermesFormat, ParsedTurn
 from rollout.events.event import Event
 from rollout.manifest import make_manifest
+from rollout.packed import pack
 from rollout.run import RunDirectory
 from training.checkpoint import TOKENIZER_FILES
 
@@ -80,7 +81,7 @@ def make_run(tmp_path: Path) -> Callable[[Iterable[Event], Iterable[Finished]], 
         directory.create(settings, make_manifest(settings, {}), events, [r.key for r, _ in done], {})
         with directory.ledger() as ledger:
             for record, trajectory in done:
-                assert ledger.commit(record, trajectory)
+                assert ledger.commit([pack(record, trajectory)]) == [True]
         return directory
 
     return make
