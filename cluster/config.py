@@ -165,10 +165,29 @@ class ModelSettings(Section):
         return self.name or (Path(self.path).name if self.kind == "vllm" else self.kind)
 
 
+class ConcurrencySettings(Section):
+    """Steps in flight for each engine that serves; the pool adapts the number between these bounds to its figures."""
+
+    start: PositiveInt = 64
+    minimum: PositiveInt = 4
+    maximum: PositiveInt = 1024
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ConcurrencySettings":
+        if not self.minimum <= self.start <= self.maximum:
+            raise ValueError(f"minimum {self.minimum} ≤ start {self.start} ≤ maximum {self.maximum} does not hold")
+        return self
+
+
 class EngineSettings(Section):
     """The engine pool. `options` go to vLLM's AsyncEngineArgs unchanged."""
 
     replicas: PositiveInt = 1
+    """Engines wanted at the start."""
+    minimum: PositiveInt | None = None
+    """Serving engines below which no step is started. None: a run begins with all replicas, and one keeps it going."""
+    maximum: PositiveInt | None = None
+    """Engines at most, on nodes that join during a run. None: as many as `replicas`."""
     cpus: float = Field(1.0, ge=0)
     gpus: float = Field(0.0, ge=0)
     threads: PositiveInt | None = None
@@ -181,7 +200,20 @@ class EngineSettings(Section):
     """How often a dead replica is started again in one run."""
     start_timeout_s: PositiveFloat = 600.0
     request_timeout_s: PositiveFloat = 600.0
+    drain_timeout_s: PositiveFloat = 300.0
+    """How long running requests may still finish on an engine that leaves or changes its weights."""
+    pause_timeout_s: PositiveFloat = 3600.0
+    """How long a run may be paused for want of engines before it is given up, to be resumed."""
+    concurrency: ConcurrencySettings = ConcurrencySettings()
     options: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _elastic(self) -> "EngineSettings":
+        if self.minimum and self.minimum > self.replicas:
+            raise ValueError(f"minimum {self.minimum} is above replicas {self.replicas}")
+        if self.maximum and self.maximum < self.replicas:
+            raise ValueError(f"maximum {self.maximum} is below replicas {self.replicas}")
+        return self
 
 
 class SamplingSettings(Section):

@@ -52,9 +52,7 @@ class PoolActor:
     ) -> None:
         self._path, self._weights, self._group = path, weights, group
         self._settings, self._sampling, self._seed = settings, sampling, seed
-        self._router = Router(range(settings.replicas))
-        for engine in range(settings.replicas):
-            self._router.died(engine)
+        self._router = Router()
         self._handles: dict[int, Any] = {}
         self._incarnations = dict.fromkeys(range(settings.replicas), 0)
         self._restarting: dict[int, asyncio.Task[None]] = {}
@@ -78,10 +76,10 @@ class PoolActor:
             async with self._changed:
                 await self._changed.wait()
 
-    async def finish(self, engine: int, incarnation: int, tokens: int) -> None:
+    async def finish(self, session: str, engine: int, incarnation: int, tokens: int) -> None:
         """A call has ended."""
         if self._incarnations[engine] == incarnation:
-            self._router.finish(engine, tokens)
+            self._router.finish(session, engine, tokens)
 
     async def release(self, session: str) -> None:
         """A session has ended."""
@@ -91,7 +89,7 @@ class PoolActor:
         """A caller found a replica dead; it is replaced once, however many callers say so."""
         if self._incarnations[engine] != incarnation or engine in self._restarting or engine not in self._handles:
             return
-        self._router.died(engine)
+        self._router.remove(engine)
         logger.warning("engine %d died and is started again: %s", engine, why)
         self._restarting[engine] = asyncio.create_task(self._restart(engine))
 
@@ -135,7 +133,7 @@ class PoolActor:
             )
             raise InfrastructureError("engine-start", f"replica {engine} ({asked}) {why}") from None
         self._handles[engine] = handle
-        self._router.revived(engine)
+        self._router.admit(engine)
         return facts
 
     async def _restart(self, engine: int) -> None:
@@ -187,7 +185,7 @@ class EngineClient:
             await self._ask(self._pool.lost.remote(engine, incarnation, str(error)))
             raise InfrastructureError("engine-lost", f"replica {engine}: {type(error).__name__}") from None
         finally:
-            self._pool.finish.remote(engine, incarnation, tokens)
+            self._pool.finish.remote(session, engine, incarnation, tokens)
         return output, f"engine-{engine}.{incarnation}"
 
     async def _ask(self, answer: Any) -> Any:

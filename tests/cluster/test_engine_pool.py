@@ -21,7 +21,7 @@ def pool(monkeypatch):
     made = PoolActor("model", "weights", EngineSettings(replicas=1, restarts=0), SamplingSettings(), 0, None)
     made._handles[0] = DeadHandle()
     made._incarnations[0] = 1
-    made._router.revived(0)
+    made._router.admit(0)
     return made
 
 
