@@ -395,7 +395,9 @@ class Fleet:
         """Serve another checkpoint: engines drain, reload and are confirmed, all together or one after another.
 
         One after another keeps the pool serving, but a step that moves between engines is then sampled by both checkpoints.
+        Adapters belonged to the former checkpoint and are given up: they are added anew.
         """
+        self._adapters.clear()
         self._target, self._together = weights, together
         for engine in self._engines.values():
             if engine.health.state == "STALE":

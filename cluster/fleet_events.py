@@ -21,7 +21,7 @@ class Adapter(Record):
     name: str
     path: str
     fingerprint: str = ""
-    """Empty until a first engine has loaded it; all others must then say the same."""
+    """As engines say it once they hold it over the fleet's weights; empty until a first one does, then the same for all."""
 
 
 class Start(Record):

@@ -375,6 +375,7 @@ def test_a_swap_while_an_adapter_loads_never_reloads_an_engine_that_serves():
     cluster.end("t")
     assert cluster.last(Confirm).weights == NEW
     assert cluster.states() == {0: "STALE"}
+    assert cluster.last(Confirm).adapters == (), "an adapter belongs to the weights it was trained over"
 
 
 def test_a_closed_pool_ends_its_engines_and_refuses_who_waits():
