@@ -148,6 +148,8 @@ class ModelSettings(Section):
     """The name in keys and reports; by default the path's last part or the kind."""
     path: str = "smollm2-135m"
     """A prepared model's name or a folder that vLLM can load."""
+    adapter: Path | None = None
+    """A LoRA adapter's folder: forecasts are sampled with it over the weights at `path`."""
     chat: Literal["auto", "template", "hermes"] = "auto"
     """`template`: the tokenizer's own; `hermes`: ours; `auto`: its own where it renders tools and appends, else ours."""
     tool_parser: str = "hermes"
@@ -162,7 +164,31 @@ class ModelSettings(Section):
     @property
     def label(self) -> str:
         """The name in keys and reports."""
-        return self.name or (Path(self.path).name if self.kind == "vllm" else self.kind)
+        if self.name or self.kind != "vllm":
+            return self.name or self.kind
+        return self.adapter.name if self.adapter else Path(self.path).name
+
+    @model_validator(mode="after")
+    def _adapter_has_a_base(self) -> "ModelSettings":
+        if self.adapter and self.kind != "vllm":
+            raise ValueError(f"adapter is for kind vllm, not {self.kind}; drop one of them")
+        return self
+
+
+ENGINE_OPTIONS_OF_OURS = {
+    "model": "model.path",
+    "dtype": "engine.dtype",
+    "max_model_len": "engine.max_model_len",
+    "seed": "run.seed",
+    "tensor_parallel_size": "engine.tensor_parallel",
+    "pipeline_parallel_size": "engine.pipeline_parallel",
+    "distributed_executor_backend": "engine.nodes",
+    "enable_lora": "engine.adapters",
+    "max_loras": "engine.adapters",
+    "max_cpu_loras": "engine.adapters",
+    "max_lora_rank": "engine.adapter_rank",
+}
+"""Arguments of vLLM that a setting decides: giving them in `engine.options` too would leave two words for one thing."""
 
 
 class ConcurrencySettings(Section):
@@ -189,7 +215,19 @@ class EngineSettings(Section):
     maximum: PositiveInt | None = None
     """Engines at most, on nodes that join during a run. None: as many as `replicas`."""
     cpus: float = Field(1.0, ge=0)
+    """Cores of one replica."""
     gpus: float = Field(0.0, ge=0)
+    """GPUs of one replica: a fraction or 1, or tensor_parallel × pipeline_parallel; 0: run on the CPU."""
+    tensor_parallel: PositiveInt = 1
+    """Ranks that share every layer; they lie on one node."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages that the layers are divided into."""
+    nodes: PositiveInt = 1
+    """Nodes that one replica is spread over, the same number of stages on each."""
+    adapters: int = Field(0, ge=0)
+    """LoRA adapters that an engine can hold beside that of `model.adapter`."""
+    adapter_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
+    """The largest LoRA rank that is accepted."""
     threads: PositiveInt | None = None
     """On CPU only: arithmetic threads of a replica; None shares the node's cores among the replicas."""
     dtype: str = "bfloat16"
@@ -200,11 +238,14 @@ class EngineSettings(Section):
     """How often a dead replica is started again in one run."""
     start_timeout_s: PositiveFloat = 600.0
     request_timeout_s: PositiveFloat = 600.0
+    """How long one model call may take, waiting included, before it is aborted at the engine and repeated elsewhere."""
     drain_timeout_s: PositiveFloat = 300.0
     """How long running requests may still finish on an engine that leaves or changes its weights."""
     pause_timeout_s: PositiveFloat = 3600.0
     """How long a run may be paused for want of engines before it is given up, to be resumed."""
     concurrency: ConcurrencySettings = ConcurrencySettings()
+    environment: dict[str, str] = {}
+    """Variables for the engines' processes. Those of the launcher about threads, devices, ranks and vLLM are not inherited."""
     options: dict[str, Any] = {}
 
     @model_validator(mode="after")
@@ -213,6 +254,29 @@ class EngineSettings(Section):
             raise ValueError(f"minimum {self.minimum} is above replicas {self.replicas}")
         if self.maximum and self.maximum < self.replicas:
             raise ValueError(f"maximum {self.maximum} is below replicas {self.replicas}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_word_for_each_option(self) -> "EngineSettings":
+        for option in self.options:
+            if (ours := ENGINE_OPTIONS_OF_OURS.get(option)) is not None:
+                raise ValueError(f"options.{option} is decided by {ours}; set that instead")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_have_devices(self) -> "EngineSettings":
+        ranks = self.tensor_parallel * self.pipeline_parallel
+        asked = f"tensor_parallel={self.tensor_parallel} × pipeline_parallel={self.pipeline_parallel}"
+        if self.gpus and ranks > 1 and self.gpus != ranks:
+            raise ValueError(f"{asked} needs gpus={ranks}, one for each rank, not {self.gpus:g}")
+        if ranks == 1 and self.gpus > 1:
+            raise ValueError(f"gpus={self.gpus:g}, but {asked} uses one; raise one of them or add replicas")
+        if self.pipeline_parallel % self.nodes:
+            raise ValueError(
+                f"pipeline_parallel={self.pipeline_parallel} stages cannot be spread evenly over nodes={self.nodes}"
+            )
+        if self.nodes > 1 and not self.gpus:
+            raise ValueError(f"nodes={self.nodes} needs GPUs: vLLM on CPU stays on one node")
         return self
 
 

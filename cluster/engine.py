@@ -1,58 +1,35 @@
-"""EngineActor: one vLLM AsyncLLM behind a Ray actor. Ids in; ids and log-probabilities out.
+"""EngineActor: one vLLM engine behind a Ray actor. Ids in; ids and log-probabilities out.
 
-It knows nothing of text, chats or forecasts. A request that outlives its deadline is aborted at the engine. Exceptions of
-vLLM become ours here, because they do not survive pickling.
+It knows nothing of text, chats or forecasts. No request outlives its deadline, its caller or an abort, and none can
+lose the engine: what is malformed is refused before vLLM sees it. Every answer says which weights gave it, and only
+prompts of the same weights share cached prefixes.
 """
 
 import asyncio
-import hashlib
+import logging
 import os
 import socket
 import time
-import uuid
-from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
 
+import ray
+from ray.exceptions import RayError
+
+from cluster.adapters import AdapterError, AdapterShelf, check_adapter, with_adapter
+from cluster.call import EngineCall, EngineFacts, EngineFigures, EngineOutput, ids_digest, tokens_allowed
 from cluster.config import EngineSettings, SamplingSettings
+from cluster.environment import process_environment
 from cluster.failures import InfrastructureError
 from cluster.fingerprint import weights_hash
-from cluster.record import Record
+from cluster.gate import Gate
+from cluster.vllm_engine import VllmEngine
 
+logger = logging.getLogger(__name__)
 
-class EngineOutput(Record):
-    """What one request produced."""
-
-    token_ids: tuple[int, ...]
-    """Sampled ids, including a stop token."""
-    logprobs: tuple[float, ...]
-    """One per sampled id, nats, under the distribution it was drawn from (after temperature and truncation)."""
-    finish: Literal["stop", "length", "abort"]
-    cached_tokens: int
-    """Prompt tokens served from the prefix cache."""
-    prompt_digest: str
-    """`ids_digest` of the prompt as vLLM reports that it saw it."""
-    seconds: float
-
-
-class EngineFacts(Record):
-    """What an engine says of itself once it can serve."""
-
-    weights: str
-    """Fingerprint of the folder it loaded."""
-    max_model_len: int
-    start_seconds: float
-
-
-def engine_environment(settings: EngineSettings) -> dict[str, str]:
-    """Environment of an engine's process; it does not inherit the launcher's thread settings."""
-    environment = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "1"}
-    if settings.gpus == 0:
-        environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    return environment
+REMEMBERED_ABORTS = 10_000
+"""Aborts that are kept in mind for calls which arrive after them."""
 
 
 class EngineActor:
@@ -61,104 +38,191 @@ class EngineActor:
     def __init__(
         self, path: str, weights: str, settings: EngineSettings, sampling: SamplingSettings, seed: int
     ) -> None:
-        if settings.gpus == 0:
-            # Ray sets this to the actor's cores, rounded down to 1; the engine's own process inherits it at its start.
-            os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(1, cores() // settings.replicas))
-        from vllm import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+        """Blocks until the engine can serve.
 
+        Raises InfrastructureError `other-weights` unless the folder at `path` has the fingerprint `weights`.
+        """
+        _take_environment(settings)
+        self._settings, self._sampling, self._seed = settings, sampling, seed
+        self._path, self._weights = path, weights
+        _check_weights(path, weights)
+        self._shelf = AdapterShelf(settings.adapters)
+        self._gate = Gate()
+        self._running: dict[str, EngineCall] = {}
+        self._aborted: OrderedDict[str, str] = OrderedDict()
+        self._lost_callers: set[str] = set()
+        self._stopped = asyncio.Event()
+        self._starts = 0
+        self._start(path)
+
+    def _start(self, path: str) -> None:
         began = time.monotonic()
-        options: dict[str, Any] = {
-            "dtype": settings.dtype,
-            "max_model_len": settings.max_model_len,
-            "enable_prefix_caching": True,
-            "enforce_eager": settings.gpus == 0,
-            # The trained-on log-probabilities are those of the distribution that was sampled from.
-            "logprobs_mode": "processed_logprobs",
-            "disable_log_stats": True,
-            # The engine is seeded, never a request: vLLM 0.31 on CPU dies of a seeded request.
-            "seed": seed,
-        } | settings.options
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=path, **options))
-        self._settings = settings
-        self._sampling = sampling
-        loaded = weights_hash(Path(path))
-        if loaded != weights:
-            raise InfrastructureError(
-                "other-weights",
-                f"{path} on node {socket.gethostname()} has the fingerprint {loaded[:12]}, the run's is {weights[:12]}; "
-                "prepare the same model on every node, or name one on shared storage",
-            )
-        self._facts = EngineFacts(
-            weights=loaded, max_model_len=settings.max_model_len, start_seconds=time.monotonic() - began
-        )
+        # A seed of its own for every start: what was drawn before is not drawn again.
+        seed = (self._seed + self._starts) % 2**32
+        self._starts += 1
+        self._engine = VllmEngine(path, self._settings, self._sampling, seed)
+        self._start_seconds = time.monotonic() - began
 
     async def facts(self) -> EngineFacts:
         """Answers once the engine can serve."""
-        return self._facts
+        return EngineFacts(
+            weights=self._weights,
+            max_model_len=self._engine.max_model_len,
+            vocabulary=self._engine.vocabulary,
+            node=socket.gethostname(),
+            start_seconds=self._start_seconds,
+        )
+
+    async def figures(self) -> EngineFigures:
+        """How busy the engine is."""
+        return self._engine.figures()
 
     async def unfinished(self) -> int:
         """Requests that the engine still works on."""
-        return int(self._engine.output_processor.get_num_unfinished_requests())
+        return self._engine.unfinished()
 
-    async def generate(self, ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int]) -> EngineOutput:
-        """Sample up to `max_tokens` behind `ids`.
+    async def generate(self, call: EngineCall) -> EngineOutput:
+        """Sample behind the call's ids, up to what it asks for and the context has room for.
 
-        Raises InfrastructureError: `engine-lost` when the engine died, `engine-time-out` when the deadline passed
-        (the request is aborted), `engine-refused` when vLLM does not take the request.
+        A full context is an answer, not an error: no ids, finish `length`. Raises InfrastructureError `engine-lost` when the
+        engine died, `engine-time-out` when the call's deadline passed, `engine-aborted` when it was aborted, `no-adapter`
+        when its adapter is not loaded here; ValueError for a malformed call, which is a bug of the caller.
         """
-        from vllm import SamplingParams
-        from vllm.exceptions import VLLMValidationError
-        from vllm.sampling_params import RequestOutputKind
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
-        parameters = SamplingParams(
-            temperature=self._sampling.temperature,
-            top_p=self._sampling.top_p,
-            top_k=self._sampling.top_k,
-            max_tokens=max_tokens,
-            stop_token_ids=list(stop_ids),
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        allowed = tokens_allowed(call, self._engine.max_model_len, self._engine.vocabulary)
+        if call.request_id in self._running:
+            raise ValueError(f"a call named {call.request_id} is running already; names must be unique")
         began = time.monotonic()
+        self._running[call.request_id] = call
         try:
-            async with asyncio.timeout(self._settings.request_timeout_s):
-                final = None
-                async for output in self._engine.generate(
-                    {"prompt_token_ids": list(ids)}, parameters, request_id=uuid.uuid4().hex
-                ):
-                    final = output
-        except TimeoutError as error:
-            raise InfrastructureError(
-                "engine-time-out", f"no answer in {self._settings.request_timeout_s:g} s"
-            ) from error
-        except (EngineDeadError, EngineGenerateError) as error:
-            raise InfrastructureError("engine-lost", str(error)) from None
-        except (ValueError, VLLMValidationError) as error:
-            raise InfrastructureError("engine-refused", str(error)) from None
-        if final is None:
-            raise InfrastructureError("engine-lost", "the engine ended the request without an output")
-        chosen = final.outputs[0]
-        logprobs = tuple(step[i].logprob for step, i in zip(chosen.logprobs, chosen.token_ids, strict=True))
+            async with asyncio.timeout(call.timeout_s), self._gate.passing(call.adapter):
+                return await self._sample(call, allowed, began)
+        except TimeoutError:
+            raise InfrastructureError("engine-time-out", f"no answer in {call.timeout_s:g} s") from None
+        finally:
+            del self._running[call.request_id]
+
+    async def _sample(self, call: EngineCall, allowed: int, began: float) -> EngineOutput:
+        self._refuse_aborted(call)
+        adapter = self._shelf.find(call.adapter) if call.adapter else None
+        if call.adapter and adapter is None:
+            raise InfrastructureError("no-adapter", f"adapter {call.adapter!r} is not loaded in this engine")
+        weights = with_adapter(self._weights, adapter.files if adapter else "")
+        if allowed == 0:
+            return EngineOutput(
+                token_ids=(),
+                logprobs=(),
+                finish="length",
+                cached_tokens=0,
+                prompt_digest=ids_digest(call.ids),
+                weights=weights,
+                seconds=0.0,
+            )
+        sampled = await self._engine.sample(call.request_id, call.ids, allowed, call.stop_ids, adapter, weights)
+        if sampled.finish not in ("stop", "length"):
+            self._refuse_aborted(call)
+            raise InfrastructureError("engine-aborted", f"vLLM ended the request with {sampled.finish!r}")
         return EngineOutput(
-            token_ids=tuple(chosen.token_ids),
-            logprobs=logprobs,
-            finish=chosen.finish_reason if chosen.finish_reason in ("stop", "length") else "abort",
-            cached_tokens=final.num_cached_tokens or 0,
-            prompt_digest=ids_digest(final.prompt_token_ids),
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            finish="stop" if sampled.finish == "stop" else "length",
+            cached_tokens=sampled.cached_tokens,
+            prompt_digest=ids_digest(sampled.prompt_ids),
+            weights=weights,
             seconds=time.monotonic() - began,
         )
 
+    def _refuse_aborted(self, call: EngineCall) -> None:
+        """Also of a call that arrives after its abort or after its caller's death."""
+        if call.request_id in self._aborted:
+            raise InfrastructureError("engine-aborted", self._aborted[call.request_id])
+        if call.caller in self._lost_callers:
+            raise InfrastructureError("engine-aborted", "its caller has died")
+
+    async def abort(self, request_id: str, why: str = "its caller gave it up") -> None:
+        """The request ends at once with `engine-aborted`, also if it has not arrived yet."""
+        self._aborted[request_id] = why
+        if len(self._aborted) > REMEMBERED_ABORTS:
+            self._aborted.popitem(last=False)
+        await self._engine.abort(request_id)
+
+    async def watch(self, caller: str, alive: Sequence[ray.ObjectRef]) -> None:
+        """Aborts the calls of `caller` when it dies.
+
+        `alive` holds one reference that the caller owns and that never resolves while the engine runs (`until_stopped`): Ray
+        tells a borrower when the owner of what it waits for is gone.
+        """
+        try:
+            await alive[0]
+        except RayError:
+            self._lost_callers.add(caller)
+            left = [r for r, call in self._running.items() if call.caller == caller]
+            logger.warning("a caller of this engine died; %d of its calls are aborted", len(left))
+            for request_id in left:
+                await self.abort(request_id, "its caller has died")
+
+    async def until_stopped(self) -> None:
+        """Answers when the engine is shut down; see `watch`."""
+        await self._stopped.wait()
+
+    async def load_adapter(self, name: str, path: str) -> str:
+        """Load a LoRA adapter under a name; returns the fingerprint of the base with it.
+
+        The same bytes under the same name are loaded once. Other bytes under a known name replace it when its calls have
+        ended; calls that come meanwhile wait. Raises AdapterError that says why it cannot be loaded; what was there before stays.
+        """
+        check_adapter(Path(path))
+        files = await asyncio.to_thread(weights_hash, Path(path))
+        async with self._gate.closed(name):
+            held = self._shelf.find(name)
+            if held is None or held.files != files:
+                fresh = self._shelf.prepare(name, path, files)
+                if held is not None:
+                    await self._engine.remove_adapter(held)
+                try:
+                    await self._engine.add_adapter(fresh)
+                    if await asyncio.to_thread(weights_hash, Path(path)) != files:
+                        await self._engine.remove_adapter(fresh)
+                        raise AdapterError(f"{path} was changed while it was loaded; load it again when it is written")
+                except AdapterError:
+                    if held is not None:
+                        await self._engine.add_adapter(held)
+                    raise
+                self._shelf.put(fresh)
+            return with_adapter(self._weights, files)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Frees the adapter's slot when its calls have ended. Raises AdapterError if there is none of that name."""
+        async with self._gate.closed(name):
+            await self._engine.remove_adapter(self._shelf.drop(name))
+
+    async def adapters(self) -> dict[str, str]:
+        """Name → fingerprint of the base with that adapter."""
+        return self._shelf.fingerprints(self._weights)
+
+    async def reload(self, path: str, weights: str) -> str:
+        """Replace the base weights by those at `path`; returns their fingerprint once they serve.
+
+        Running calls end first, each by its own deadline; calls that come meanwhile wait. Adapters are unloaded: they
+        belonged to the other base. Raises InfrastructureError `other-weights`, and nothing has changed, or
+        `reload-failed`, and the old weights serve again.
+        """
+        await asyncio.to_thread(_check_weights, path, weights)
+        async with self._gate.closed():
+            await asyncio.to_thread(self._engine.shutdown)
+            self._shelf.clear()
+            try:
+                await asyncio.to_thread(self._start, path)
+            except Exception as error:
+                # Whatever vLLM finds wrong with a model, by whatever exception: the engine must not stay empty.
+                await asyncio.to_thread(self._start, self._path)
+                raise InfrastructureError("reload-failed", f"vLLM cannot load {path}: {error}") from error
+            self._path, self._weights = path, weights
+            return weights
+
     def shutdown(self) -> None:
         """Stop the engine's own processes."""
+        self._stopped.set()
         self._engine.shutdown()
-
-
-def ids_digest(ids: Sequence[int]) -> str:
-    """SHA-256 of token ids."""
-    return hashlib.sha256(array("q", ids).tobytes()).hexdigest()
 
 
 def cores() -> int:
@@ -166,9 +230,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def check_loadable(path: Path) -> None:
-    """Raises InfrastructureError if the folder cannot be a model: said before an engine is started."""
-    if not (path / "config.json").is_file():
+def _check_weights(path: str, weights: str) -> None:
+    found = weights_hash(Path(path))
+    if found != weights:
         raise InfrastructureError(
-            "model-missing", f"{path} is not a model folder (no config.json); run `make setup` or set model.path"
+            "other-weights",
+            f"{path} on node {socket.gethostname()} has the fingerprint {found[:12]}, the run's is {weights[:12]}; "
+            "prepare the same model on every node, or name one on shared storage",
         )
+
+
+def _take_environment(settings: EngineSettings) -> None:
+    """Before vLLM is imported and before its processes are started: both inherit."""
+    devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if settings.gpus else []
+    wanted = process_environment(os.environ, settings, cores(), devices)
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)

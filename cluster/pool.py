@@ -8,8 +8,8 @@ repeated elsewhere) and nothing else.
 import asyncio
 import hashlib
 import logging
+import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import ray
@@ -17,11 +17,15 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.call import EngineCall, EngineFacts, EngineOutput
+from cluster.caller import Caller
 from cluster.config import EngineSettings, SamplingSettings
-from cluster.engine import EngineActor, EngineFacts, EngineOutput, check_loadable, engine_environment
+from cluster.engine import EngineActor
+from cluster.environment import engine_environment
 from cluster.failures import InfrastructureError, PastcastError
 from cluster.placement import place, release
 from cluster.routing import Router
+from cluster.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +47,13 @@ class PoolActor:
 
     def __init__(
         self,
-        path: str,
-        weights: str,
+        weights: Weights,
         settings: EngineSettings,
         sampling: SamplingSettings,
         seed: int,
         group: PlacementGroup,
     ) -> None:
-        self._path, self._weights, self._group = path, weights, group
+        self._weights, self._group = weights, group
         self._settings, self._sampling, self._seed = settings, sampling, seed
         self._router = Router()
         self._handles: dict[int, Any] = {}
@@ -114,14 +117,23 @@ class PoolActor:
         actor = ray.remote(EngineActor).options(
             num_cpus=self._settings.cpus,
             num_gpus=self._settings.gpus,
-            max_concurrency=1000,
+            max_concurrency=10_000,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=engine),
             runtime_env={"env_vars": engine_environment(self._settings)},
         )
         seed = engine_seed(self._seed, engine, self._incarnations[engine])
-        handle = actor.remote(self._path, self._weights, self._settings, self._sampling, seed)
+        weights = self._weights
+        handle = actor.remote(weights.path, weights.base, self._settings, self._sampling, seed)
         try:
-            facts: EngineFacts = await asyncio.wait_for(handle.facts.remote(), self._settings.start_timeout_s)
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                facts: EngineFacts = await handle.facts.remote()
+                if weights.adapter:
+                    loaded = await handle.load_adapter.remote(weights.adapter, weights.adapter_path)
+                    if loaded != weights.fingerprint:
+                        raise InfrastructureError(
+                            "other-weights",
+                            f"{weights.adapter_path} on node {facts.node} is not the run's adapter; name one on shared storage",
+                        )
         except (TimeoutError, RayError) as error:
             ray.kill(handle)
             asked = f"{self._settings.cpus:g} CPU and {self._settings.gpus:g} GPU"
@@ -163,18 +175,30 @@ def engine_seed(seed: int, engine: int, incarnation: int) -> int:
 class EngineClient:
     """What a worker holds to reach the pool; picklable."""
 
-    def __init__(self, pool: Any, facts: EngineFacts) -> None:
+    def __init__(self, pool: Any, facts: EngineFacts, weights: Weights, timeout_s: float) -> None:
+        """`timeout_s` bounds every call."""
         self._pool = pool
         self.facts = facts
+        self._weights = weights
+        self._timeout_s = timeout_s
+        self._caller = Caller()
 
     async def generate(
         self, session: str, ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int]
     ) -> tuple[EngineOutput, str]:
         """One call; returns the output and the replica's name. Raises InfrastructureError, to be repeated elsewhere."""
         tokens = len(ids) + max_tokens
+        call = EngineCall(
+            request_id=uuid.uuid4().hex,
+            ids=tuple(ids),
+            max_tokens=max_tokens,
+            stop_ids=tuple(stop_ids),
+            adapter=self._weights.adapter,
+            timeout_s=self._timeout_s,
+        )
         engine, incarnation, handle = await self._ask(self._pool.assign.remote(session, tokens))
         try:
-            output: EngineOutput = await handle.generate.remote(ids, max_tokens, stop_ids)
+            output = await self._caller.generate(handle, call)
         except InfrastructureError as error:
             if error.reason == "engine-lost":
                 await self._ask(self._pool.lost.remote(engine, incarnation, error.detail))
@@ -207,22 +231,23 @@ class EnginePool:
 
     def __init__(
         self,
-        path: Path,
-        weights: str,
+        weights: Weights,
         settings: EngineSettings,
         sampling: SamplingSettings,
         seed: int,
         placement_timeout_s: float,
     ) -> None:
         """Blocks until every replica can serve. Raises InfrastructureError that names what is missing."""
-        check_loadable(path)
+        if weights.adapter:
+            settings = settings.model_copy(update={"adapters": settings.adapters + 1})
+        self._weights, self._timeout_s = weights, settings.request_timeout_s
         # Ray refuses a bundle of nothing.
         bundle = {"CPU": max(settings.cpus, 0.001), "GPU": settings.gpus}
         self._group = place([bundle] * settings.replicas, "PACK", placement_timeout_s)
         self._actor = (
             ray.remote(PoolActor)
             .options(num_cpus=0, max_concurrency=10_000)
-            .remote(str(path), weights, settings, sampling, seed, self._group)
+            .remote(weights, settings, sampling, seed, self._group)
         )
         try:
             self.facts: list[EngineFacts] = ray.get(self._actor.start.remote())
@@ -237,7 +262,7 @@ class EnginePool:
 
     def client(self) -> EngineClient:
         """A handle for workers."""
-        return EngineClient(self._actor, self.facts[0])
+        return EngineClient(self._actor, self.facts[0], self._weights, self._timeout_s)
 
     def handles(self) -> list[Any]:
         """The replicas' actor handles: for tests and tools."""

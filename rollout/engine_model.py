@@ -1,6 +1,6 @@
 """The engine pool as a Model: ids in, ids out."""
 
-from cluster.engine import ids_digest
+from cluster.call import ids_digest
 from cluster.pool import EngineClient
 from rollout.model import Completion, SampleRequest
 
@@ -29,7 +29,7 @@ class EngineModel:
             cached_tokens=output.cached_tokens,
             seconds=output.seconds,
             engine=engine,
-            weights=self._client.facts.weights,
+            weights=output.weights,
         )
 
     async def release(self, session: str) -> None:

@@ -20,7 +20,6 @@ from ray.exceptions import RayError, RayTaskError
 
 from cluster.config import Settings
 from cluster.failures import FATAL_REASONS, Failure, InfrastructureError, PastcastError
-from cluster.home import model_path
 from cluster.pool import EngineClient, EnginePool
 from cluster.record import Record
 from cluster.session import require, start_session
@@ -166,12 +165,10 @@ class _Run:
             retrieval = start_retrieval_pool(self._settings)
             stack.callback(retrieval.close)
             searcher = retrieval.client()
-        if self._settings.model.kind == "vllm":
+        if self._plan.model is not None:
             self._say("starting the engines")
-            path = model_path(self._settings.model.path)
             pool = EnginePool(
-                path,
-                self._plan.weights,
+                self._plan.model,
                 self._settings.engine,
                 self._settings.sampling,
                 self._engine_seed(),

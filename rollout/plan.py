@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cluster.config import RetrievalSettings, Settings
 from cluster.failures import DataError, SettingsError
-from cluster.fingerprint import weights_hash
 from cluster.home import model_path
 from cluster.record import Record
+from cluster.weights import Weights, read_weights
 from retrieval.corpus.rows import Loaded, QuarantinedRow
 from retrieval.library import Library
 from rollout.episode import schedule
@@ -52,9 +52,14 @@ class Plan(Record):
     """Deadlines that are not shown because their source moves them."""
     dropped: dict[str, int]
     """Good events that are not run, by reason."""
-    weights: str
-    """Fingerprint of the model folder; empty for rule-based forecasters."""
+    model: Weights | None
+    """What the engines serve; None for rule-based forecasters."""
     manifest: Manifest
+
+    @property
+    def weights(self) -> str:
+        """Fingerprint of the model, its adapter included; empty for rule-based forecasters."""
+        return self.model.fingerprint if self.model else ""
 
     @property
     def episodes(self) -> int:
@@ -131,12 +136,13 @@ def make_plan(settings: Settings) -> Plan:
         )
     label = settings.model.label
     keys = schedule(label, dates, settings.rollout.modes, settings.rollout.count)
-    weights = ""
+    model: Weights | None = None
     if settings.model.kind == "vllm":
         folder = model_path(settings.model.path)
         if not folder.is_dir():
             raise SettingsError(f"model.path {settings.model.path} is neither prepared nor a folder; run `make setup`")
-        weights = weights_hash(folder)
+        model = read_weights(folder, settings.model.adapter)
+    weights = model.fingerprint if model else ""
     inputs = _inputs(settings, events, keys, library.fingerprint if library else "", weights)
     return Plan(
         settings=settings,
@@ -147,7 +153,7 @@ def make_plan(settings: Settings) -> Plan:
         naive_times=loaded.naive_times,
         hidden_deadlines=hidden,
         dropped=dict(dropped),
-        weights=weights,
+        model=model,
         manifest=make_manifest(settings, inputs),
     )
 

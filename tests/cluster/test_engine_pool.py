@@ -8,6 +8,7 @@ from cluster import pool as module
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.failures import InfrastructureError
 from cluster.pool import PoolActor, engine_seed
+from cluster.weights import Weights
 
 
 class DeadHandle:
@@ -18,7 +19,8 @@ class DeadHandle:
 def pool(monkeypatch):
     killed = []
     monkeypatch.setattr(module.ray, "kill", killed.append)
-    made = PoolActor("model", "weights", EngineSettings(replicas=1, restarts=0), SamplingSettings(), 0, None)
+    weights = Weights(path="model", base="weights")
+    made = PoolActor(weights, EngineSettings(replicas=1, restarts=0), SamplingSettings(), 0, None)
     made._handles[0] = DeadHandle()
     made._incarnations[0] = 1
     made._router.admit(0)
