@@ -21,7 +21,7 @@ INPUTS = {"events": "e", "schedule": "s", "index": "i", "weights": "w", "sandbox
         "rollout.python.isolation=process",
         "retrieval.cutoff_lag_days=1",
         "engine.max_model_len=1024",
-        "engine.options={tensor_parallel_size: 2}",
+        "engine.options={enable_chunked_prefill: false}",
         "events.deadlines_move=[manifold]",
         "model.tool_parser=other",
     ],
