@@ -6,13 +6,26 @@ they come from the environment and are never saved. Paths are relative to the wo
 
 import datetime as dt
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from cluster.endpoint.browsing import field_faults, slug_fault
 from cluster.failures import SettingsError
 
 
@@ -143,9 +156,9 @@ class RetrievalSettings(Section):
 class ModelSettings(Section):
     """What answers."""
 
-    kind: Literal["vllm", "uniform", "market", "reader"] = "vllm"
+    kind: Literal["vllm", "endpoint", "uniform", "market", "reader"] = "vllm"
     name: str = ""
-    """The name in keys and reports; by default the path's last part or the kind."""
+    """The name in keys and reports; by default the path's last part, the endpoint's model or the kind."""
     path: str = "smollm2-135m"
     """A prepared model's name or a folder that vLLM can load."""
     adapter: Path | None = None
@@ -203,6 +216,125 @@ class ConcurrencySettings(Section):
         if not self.minimum <= self.start <= self.maximum:
             raise ValueError(f"minimum {self.minimum} ≤ start {self.start} ≤ maximum {self.maximum} does not hold")
         return self
+
+
+class PriceSettings(Section):
+    """US dollars per million tokens."""
+
+    input: NonNegativeFloat
+    cached: NonNegativeFloat | None = None
+    """Of input tokens that the server read from its cache; None: like any other."""
+    output: NonNegativeFloat
+
+
+class EndpointSettings(Section):
+    """An OpenAI-compatible server (`model.kind: endpoint`). API keys stand in the environment, here only the variables' names.
+
+    Limits hold for the whole run, whatever the number of its workers.
+    """
+
+    base_url: str = ""
+    """Up to and without `/chat/completions`: `https://api.example.com/v1`."""
+    model: str = ""
+    """The model's name at that server."""
+    key_env: tuple[str, ...] = ()
+    """Environment variables that hold API keys, each one key or several with commas between; empty: none is asked for."""
+    parallel: PositiveInt = 32
+    """Requests in flight at once."""
+    requests_per_minute: PositiveInt | None = None
+    tokens_per_minute: PositiveInt | None = None
+    """Input and output together; a request counts with an estimate until its true size is known."""
+    price: PriceSettings | None = None
+    """None: not known, and no cost is counted."""
+    tools: Literal["choice-none", "omitted"] = "choice-none"
+    """How tools are withdrawn: still listed with `tool_choice: none`, or left out of the request."""
+    stream: bool = True
+    """Whether answers are streamed, so that a silent server is noticed early."""
+    send_sampling: bool = True
+    """Whether temperature, top_p and top_k are sent; some reasoning models refuse them."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    date_variable: str = ""
+    """A variable of the server's chat template that holds today's date (Llama 3: `date_string`): set to the forecast date."""
+    extra_body: dict[str, Any] = {}
+    """More fields of the request, such as `reasoning_effort`."""
+    connect_timeout_s: PositiveFloat = 10.0
+    first_token_timeout_s: PositiveFloat = 240.0
+    """From sending to the first part of the answer; without streaming, to the whole answer."""
+    chunk_timeout_s: PositiveFloat = 60.0
+    """Between two parts of a streamed answer."""
+    call_timeout_s: PositiveFloat = 900.0
+    """From sending to the end of the answer."""
+    key_cooldown_s: PositiveFloat = 60.0
+    """How long one of several keys rests after it was limited, where the server does not say (OracleProto, Table 14)."""
+    longest_retry_after_s: PositiveFloat = 900.0
+    """A server that asks for a longer rest stops the run, to be resumed later."""
+    network_backoff_s: tuple[NonNegativeFloat, ...] = (2, 5, 15, 30, 60)
+    """Waits before trying a call again after a failed connection; as many tries as entries (OracleProto, Table 20)."""
+    rate_limit_backoff_s: tuple[NonNegativeFloat, ...] = (10, 30, 60, 120, 300)
+    server_backoff_s: tuple[NonNegativeFloat, ...] = (5, 15, 30, 60, 120)
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("must be a whole address, such as https://api.example.com/v1")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError(
+                "must hold no user, password or query; a key belongs into the environment, see endpoint.key_env"
+            )
+        if parts.path.rstrip("/").endswith("/completions"):
+            raise ValueError("must end before /chat/completions")
+        return value.rstrip("/")
+
+    @field_validator("model")
+    @classmethod
+    def _browses_not(cls, value: str) -> str:
+        if fault := slug_fault(value):
+            raise ValueError(fault)
+        return value
+
+    @field_validator("key_env")
+    @classmethod
+    def _names_of_variables(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name) for name in value):
+            raise ValueError("must be names of environment variables, never keys: settings are saved with the run")
+        return value
+
+    @field_validator("extra_body")
+    @classmethod
+    def _adds_only(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(_BODY_OF_OURS & value.keys()):
+            raise ValueError(f"may not hold {', '.join(taken)}: pastcast fills them itself")
+        if secret := sorted(name for name in value if name.casefold() in _SECRET_FIELDS):
+            raise ValueError(f"may not hold {', '.join(secret)}: settings are saved with the run; see endpoint.key_env")
+        if faults := field_faults(value, "extra_body"):
+            raise ValueError("; ".join(faults))
+        return value
+
+
+_BODY_OF_OURS = frozenset(
+    {
+        "model",
+        "models",
+        "messages",
+        "tools",
+        "tool_choice",
+        "functions",
+        "function_call",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "n",
+    }
+)
+_SECRET_FIELDS = frozenset(
+    {"api_key", "apikey", "api-key", "key", "authorization", "access_token", "secret", "password"}
+)
 
 
 class EngineSettings(Section):
@@ -385,10 +517,29 @@ class Settings(Section):
     retrieval: RetrievalSettings = RetrievalSettings()
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
+    endpoint: EndpointSettings = EndpointSettings()
     sampling: SamplingSettings = SamplingSettings()
     rollout: RolloutSettings = RolloutSettings()
     scores: ScoreSettings = ScoreSettings()
     training: TrainingSettings = TrainingSettings()
+
+    @model_validator(mode="after")
+    def _endpoint_named(self) -> "Settings":
+        if self.model.kind != "endpoint":
+            return self
+        for name in ("base_url", "model"):
+            if not getattr(self.endpoint, name):
+                raise ValueError(f"model.kind is endpoint, so endpoint.{name} must be set")
+        if self.run.max_cost is not None and self.endpoint.price is None:
+            raise ValueError("run.max_cost needs endpoint.price, or no cost would ever be counted")
+        return self
+
+    @property
+    def label(self) -> str:
+        """The model's name in keys and reports."""
+        if self.model.kind == "endpoint":
+            return self.model.name or self.endpoint.model
+        return self.model.label
 
 
 def load_settings(files: Sequence[Path] = (), overrides: Sequence[str] = ()) -> Settings:
@@ -437,8 +588,18 @@ def dump_settings(settings: Settings) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=False)
 
 
+_UNSHOWN = {("endpoint", name) for name in ("base_url", "key_env", "extra_body")}
+"""Settings into which a key may be put by mistake: a message must not repeat it."""
+
+
 def _readable(error: ValidationError) -> list[str]:
-    return [f"  {'.'.join(str(p) for p in e['loc'])}: {e['msg']} (got {e['input']!r})" for e in error.errors()]
+    lines = []
+    for e in error.errors():
+        where = ".".join(str(p) for p in e["loc"]) or "together"
+        # A whole section tells nothing, and may hold what must not be shown.
+        got = "" if isinstance(e["input"], Section | dict) or e["loc"][:2] in _UNSHOWN else f" (got {e['input']!r})"
+        lines.append(f"  {where}: {e['msg']}{got}")
+    return lines
 
 
 def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:

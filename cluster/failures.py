@@ -34,7 +34,20 @@ class DataError(PastcastError):
     """An input file or row is wrong."""
 
 
-FATAL_REASONS = frozenset({"no-engine", "pool-lost", "no-worker", "retrieval-gone", "other-sandbox"})
+FATAL_REASONS = frozenset(
+    {
+        "no-engine",
+        "pool-lost",
+        "no-worker",
+        "retrieval-gone",
+        "other-sandbox",
+        "endpoint-auth",
+        "endpoint-model",
+        "endpoint-quota",
+        "endpoint-refuses",
+        "endpoint-gone",
+    }
+)
 """Infrastructure that will not come back within this run."""
 
 

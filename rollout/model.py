@@ -1,7 +1,7 @@
 """The one interface between a forecast step and whatever answers it.
 
-A token model gets `prompt_ids` (the whole context) and returns sampled ids; a message model (a rule-based forecaster,
-later a remote endpoint) reads `messages` and returns text and calls. Either raises InfrastructureError when the attempt
+A token model gets `prompt_ids` (the whole context) and returns sampled ids; a message model (a rule-based forecaster
+or a remote endpoint) reads `messages` and returns text and calls. Either raises InfrastructureError when the attempt
 must be repeated elsewhere.
 """
 
@@ -41,6 +41,12 @@ class Completion(Record):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     finish: FinishReason = "stop"
+    detail: str = ""
+    """For a person: why the turn ended as it did, where there is more to say."""
+    input_tokens: int = 0
+    """Of a message model: tokens of the whole prompt, as its server counted them."""
+    output_tokens: int = 0
+    """Of a message model: tokens that were generated, as its server counted them."""
     cached_tokens: int = 0
     seconds: float = 0.0
     price: float = 0.0

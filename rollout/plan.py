@@ -84,7 +84,7 @@ class Plan(Record):
 
 def uses_tools(settings: Settings) -> bool:
     """Whether any step of the run may call a tool."""
-    return settings.model.kind in ("vllm", "reader") and set(settings.rollout.modes) != {"no-tools"}
+    return settings.model.kind in ("vllm", "endpoint", "reader") and set(settings.rollout.modes) != {"no-tools"}
 
 
 def first_forecast_day(retrieval: RetrievalSettings, first_article_day: dt.date | None) -> dt.date | None:
@@ -134,7 +134,7 @@ def make_plan(settings: Settings) -> Plan:
             f"no event of {settings.events.path} can be forecast: {len(loaded.records)} loaded, quarantined "
             f"{loaded.quarantined}, dropped {dict(dropped)}; check events.train, events.eval and rollout.splits"
         )
-    label = settings.model.label
+    label = settings.label
     keys = schedule(label, dates, settings.rollout.modes, settings.rollout.count)
     model: Weights | None = None
     if settings.model.kind == "vllm":

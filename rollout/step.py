@@ -21,7 +21,15 @@ from rollout.prompts import demand, prompt_hash, render
 from rollout.record import ForecastKey, ForecastRecord, Usage
 from rollout.report import ParsePolicy, parse_report
 from rollout.tools import TOOLS, ToolWant, malformed, over_budget, read_call, shortened
-from rollout.trajectory import Message, ToolCall, ToolResult, Trajectory, Turn
+from rollout.trajectory import FinishReason, Message, ToolCall, ToolResult, Trajectory, Turn
+
+CLOSED: dict[FinishReason, str] = {
+    "refused": "content-refused",
+    "context-full": "context-full",
+    "bad-request": "bad-request",
+    "browsed": "provider-browsed",
+}
+"""Ways in which a server ends a conversation for good → the failure's reason, if there is no report to judge."""
 
 ANSWER_RESERVE = 256
 """Tokens of context kept free for the report; when no more are left, tools are withdrawn."""
@@ -87,6 +95,7 @@ class _Step:
         self._tool_errors: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
         self._price = 0.0
+        self._detail = ""
 
     def run(self) -> StepGenerator:
         task = self._task
@@ -120,7 +129,8 @@ class _Step:
             calls = tuple(c.model_copy(update={"id": f"{len(self._turns)}-{c.id}"}) for c in parsed.tool_calls)
             self._count(completion)
             results: tuple[ToolResult, ...] = ()
-            if calls or parsed.malformed:
+            closed = CLOSED.get(completion.finish, "")
+            if (calls or parsed.malformed) and not closed:
                 results = yield from self._use(calls, parsed.malformed, offered)
                 if offered:
                     self._iterations -= 1
@@ -143,6 +153,8 @@ class _Step:
             )
             self._turns.append(turn)
             self._messages.append(turn.assistant())
+            if closed:
+                return self._finish(closed if len(self._turns) > 1 or closed != "context-full" else "prompt-too-long")
             if not results and self._answered(parsed.text):
                 return self._finish("")
             added = [_tool_message(r) for r in results]
@@ -223,16 +235,19 @@ class _Step:
 
     def _count(self, completion: Completion) -> None:
         context = len(self._dialogue.ids())
-        self._totals["input"] += context - len(completion.token_ids)
-        self._totals["output"] += len(completion.token_ids)
+        # A model has either the one or the other: ids of ours, or counts of its server.
+        self._totals["input"] += context - len(completion.token_ids) + completion.input_tokens
+        self._totals["output"] += len(completion.token_ids) + completion.output_tokens
         self._totals["cached"] += completion.cached_tokens
         self._totals["model_milliseconds"] += round(completion.seconds * 1000)
         self._price += completion.price
+        self._detail = completion.detail
 
     def _finish(self, truncated: str, last: Turn | None = None) -> tuple[ForecastRecord, Trajectory]:
         task = self._task
         turns = (*self._turns, last) if last else tuple(self._turns)
-        said = turns[-1].text
+        # What a provider looked up knows no cutoff: no report of it is judged, no notebook carried on.
+        said = "" if turns[-1].finish == "browsed" else turns[-1].text
         report = parse_report(said, task.event, task.policy)
         notebook = None
         if task.key.mode == "memory-on":
@@ -242,7 +257,7 @@ class _Step:
             reason = "unusable-answer" if self._answered(said) else "no-answer"
             if turns[-1].finish == "length":
                 reason = "output-cut"
-            failure = Failure(kind="model", reason=truncated or reason, detail=report.why)
+            failure = Failure(kind="model", reason=truncated or reason, detail=self._detail or report.why)
         usage = Usage(
             model_calls=len(self._turns),
             tool_calls=dict(self._tool_calls),

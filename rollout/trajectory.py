@@ -14,7 +14,10 @@ from pydantic import model_validator
 from cluster.record import Record
 
 Role = Literal["system", "user", "assistant", "tool"]
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "refused", "context-full", "bad-request", "browsed"]
+"""The last four are an endpoint's and end the step. `refused`: the provider's content policy or the model itself declined.
+`context-full`: the conversation exceeds the server's context. `bad-request`: the server takes this conversation for malformed.
+`browsed`: the provider searched by itself, so nothing of the answer may count."""
 
 
 class ToolCall(Record):

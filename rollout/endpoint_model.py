@@ -1,0 +1,121 @@
+"""An OpenAI-compatible server as a Model: messages in, text and native tool calls out."""
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cluster.endpoint.body import ChatCall
+from cluster.endpoint.client import EndpointClient, Reply
+from cluster.endpoint.fault import FaultKind
+from rollout.model import Completion, SampleRequest
+from rollout.tools import TOOLS, ToolSchema
+from rollout.trajectory import FinishReason, Message, ToolCall
+
+logger = logging.getLogger(__name__)
+
+_CLOSED: dict[FaultKind, FinishReason] = {
+    "refused": "refused",
+    "context-full": "context-full",
+    "bad-request": "bad-request",
+}
+
+
+def endpoint_weights(base_url: str, model: str) -> str:
+    """What stands for the fingerprint of weights that nobody can see: the model and where it is served."""
+    return f"{model}@{base_url}"
+
+
+class EndpointModel:
+    """Samples from an endpoint."""
+
+    def __init__(self, client: EndpointClient, weights: str) -> None:
+        """`weights` is `endpoint_weights`; what the server says of itself is added to it in every completion."""
+        self._client, self._weights = client, weights
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Raises InfrastructureError when the attempt must be repeated elsewhere, or cannot be."""
+        tools = () if request.mode == "no-tools" else tuple(wire_tool(tool) for tool in TOOLS.values())
+        call = ChatCall(
+            messages=tuple(wire_messages(request.messages)),
+            tools=tools,
+            offered=bool(request.tools),
+            max_tokens=request.max_tokens,
+            date=request.date,
+        )
+        return self._completion(await self._client.complete(call), request)
+
+    async def release(self, session: str) -> None:
+        """An endpoint pins nothing."""
+
+    def _completion(self, reply: Reply, request: SampleRequest) -> Completion:
+        if reply.fault is not None:
+            finish, detail = _CLOSED[reply.fault.kind], reply.fault.detail
+            return Completion(finish=finish, detail=detail, seconds=reply.seconds, weights=self._weights)
+        answer = reply.answer
+        assert answer is not None
+        finish, detail = answer.finish, ""
+        if answer.browsed:
+            finish, detail = "browsed", f"the provider browsed by itself: {answer.browsed}"
+            logger.error("BOUNDARY: %s, %s: %s", request.session, request.date, detail)
+        said = [("served", answer.model), ("system_fingerprint", answer.system_fingerprint)]
+        return Completion(
+            text=answer.text,
+            reasoning=answer.reasoning,
+            tool_calls=tuple(
+                ToolCall(id=c.id or str(i), name=c.name, arguments=c.arguments) for i, c in enumerate(answer.calls)
+            ),
+            finish=finish,
+            detail=detail,
+            input_tokens=reply.count.input,
+            output_tokens=reply.count.output,
+            cached_tokens=reply.count.cached,
+            seconds=reply.seconds,
+            price=reply.price,
+            weights=" ".join([self._weights, *(f"{name}={value}" for name, value in said if value)]),
+        )
+
+
+def wire_tool(tool: ToolSchema) -> dict[str, Any]:
+    """A tool as the protocol's function."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def wire_messages(messages: Sequence[Message]) -> Iterable[dict[str, Any]]:
+    """The conversation in the protocol's shapes.
+
+    Calls are numbered anew, with ids that every server takes (Mistral's: nine letters and digits), and results are matched to
+    them in order: what ids a model made up is its own affair.
+    """
+    number = 0
+    open_ids: list[str] = []
+    for message in messages:
+        if message.role == "tool":
+            # A result without a call of its own is said as text: the protocol has no other place for it.
+            if open_ids:
+                yield {"role": "tool", "tool_call_id": open_ids.pop(0), "content": message.content}
+            else:
+                yield {"role": "user", "content": message.content}
+            continue
+        wire: dict[str, Any] = {"role": message.role, "content": message.content}
+        open_ids = []
+        if message.tool_calls:
+            calls = []
+            for call in message.tool_calls:
+                number += 1
+                open_ids.append(f"call{number:05d}")
+                function = {"name": call.name, "arguments": wire_arguments(call.arguments)}
+                calls.append({"id": open_ids[-1], "type": "function", "function": function})
+            # Some servers refuse an empty text beside calls.
+            wire |= {"content": message.content or None, "tool_calls": calls}
+        yield wire
+
+
+def wire_arguments(arguments: str) -> str:
+    """Arguments as a JSON object, without which servers refuse the whole conversation; what cannot be read is quoted in one."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        found = None
+    return arguments if isinstance(found, dict) else json.dumps({"unreadable": arguments})
