@@ -45,6 +45,7 @@ FATAL_REASONS = frozenset(
         "endpoint-model",
         "endpoint-quota",
         "endpoint-refuses",
+        "endpoint-browses",
         "endpoint-gone",
     }
 )

@@ -2,17 +2,22 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cluster.endpoint.body import ChatCall
+from cluster.endpoint.body import ChatCall, FunctionTool
 from cluster.endpoint.client import EndpointClient, Reply
 from cluster.endpoint.fault import FaultKind
 from rollout.model import Completion, SampleRequest
-from rollout.tools import TOOLS, ToolSchema
+from rollout.record import ForecastKey
+from rollout.tools import TOOLS
 from rollout.trajectory import FinishReason, Message, ToolCall
 
 logger = logging.getLogger(__name__)
+
+PROOF_TOKENS = 64
+"""Of a proving call's answer; some servers refuse fewer than 16."""
 
 _CLOSED: dict[FaultKind, FinishReason] = {
     "refused": "refused",
@@ -26,6 +31,17 @@ def endpoint_weights(base_url: str, model: str) -> str:
     return f"{model}@{base_url}"
 
 
+def proving_calls(keys: Sequence[ForecastKey], max_tokens: int) -> tuple[ChatCall, ...]:
+    """Plain calls with which a run shows that its endpoint takes what steps will send: with tools offered, and withdrawn."""
+    message = {"role": "user", "content": "Answer with the single word ready."}
+    date = min(key.date for key in keys)
+    plain = ChatCall(messages=(message,), max_tokens=min(max_tokens, PROOF_TOKENS), date=date)
+    if all(key.mode == "no-tools" for key in keys):
+        return (plain,)
+    tools = function_tools()
+    return tuple(plain.model_copy(update={"tools": tools, "offered": offered}) for offered in (True, False))
+
+
 class EndpointModel:
     """Samples from an endpoint."""
 
@@ -35,10 +51,9 @@ class EndpointModel:
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Raises InfrastructureError when the attempt must be repeated elsewhere, or cannot be."""
-        tools = () if request.mode == "no-tools" else tuple(wire_tool(tool) for tool in TOOLS.values())
         call = ChatCall(
             messages=tuple(wire_messages(request.messages)),
-            tools=tools,
+            tools=() if request.mode == "no-tools" else function_tools(),
             offered=bool(request.tools),
             max_tokens=request.max_tokens,
             date=request.date,
@@ -50,11 +65,12 @@ class EndpointModel:
 
     def _completion(self, reply: Reply, request: SampleRequest) -> Completion:
         if reply.fault is not None:
-            finish, detail = _CLOSED[reply.fault.kind], reply.fault.detail
-            return Completion(finish=finish, detail=detail, seconds=reply.seconds, weights=self._weights)
+            closed, why = _CLOSED[reply.fault.kind], reply.fault.detail
+            return Completion(finish=closed, detail=why, seconds=reply.seconds, weights=self._weights)
         answer = reply.answer
         assert answer is not None
-        finish, detail = answer.finish, ""
+        finish: FinishReason = answer.finish
+        detail = "the server's content filter, or the model itself, declined" if finish == "refused" else ""
         if answer.browsed:
             finish, detail = "browsed", f"the provider browsed by itself: {answer.browsed}"
             logger.error("BOUNDARY: %s, %s: %s", request.session, request.date, detail)
@@ -76,10 +92,9 @@ class EndpointModel:
         )
 
 
-def wire_tool(tool: ToolSchema) -> dict[str, Any]:
-    """A tool as the protocol's function."""
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
+def function_tools() -> tuple[FunctionTool, ...]:
+    """Our tools as the protocol's functions."""
+    return tuple(FunctionTool(name=t.name, description=t.description, parameters=t.parameters) for t in TOOLS.values())
 
 
 def wire_messages(messages: Sequence[Message]) -> Iterable[dict[str, Any]]:
@@ -105,11 +120,16 @@ def wire_messages(messages: Sequence[Message]) -> Iterable[dict[str, Any]]:
             for call in message.tool_calls:
                 number += 1
                 open_ids.append(f"call{number:05d}")
-                function = {"name": call.name, "arguments": wire_arguments(call.arguments)}
+                function = {"name": wire_name(call.name), "arguments": wire_arguments(call.arguments)}
                 calls.append({"id": open_ids[-1], "type": "function", "function": function})
             # Some servers refuse an empty text beside calls.
             wire |= {"content": message.content or None, "tool_calls": calls}
         yield wire
+
+
+def wire_name(name: str) -> str:
+    """A function's name as servers take it, if the model called one that they would not."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unnamed"
 
 
 def wire_arguments(arguments: str) -> str:

@@ -19,6 +19,8 @@ from pydantic_core import PydanticSerializationError
 from ray.exceptions import RayError, RayTaskError
 
 from cluster.config import Settings
+from cluster.endpoint.client import RemoteGate
+from cluster.endpoint.service import EndpointService
 from cluster.failures import FATAL_REASONS, Failure, InfrastructureError, PastcastError
 from cluster.pool import EngineClient, EnginePool
 from cluster.record import Record
@@ -26,6 +28,7 @@ from cluster.session import require, start_session
 from retrieval.pool import start_retrieval_pool
 from retrieval.view import Searcher
 from rollout.coordinator import Coordinator, Lease
+from rollout.endpoint_model import proving_calls
 from rollout.ledger import Ledger
 from rollout.notebook import NotebookState
 from rollout.packed import pack
@@ -157,9 +160,9 @@ class _Run:
             output_tokens=self._output_tokens,
         )
 
-    def _pools(self, stack: contextlib.ExitStack) -> tuple[Searcher | None, EngineClient | None]:
+    def _pools(self, stack: contextlib.ExitStack) -> tuple[Searcher | None, EngineClient | RemoteGate | None]:
         searcher: Searcher | None = None
-        engines: EngineClient | None = None
+        engines: EngineClient | RemoteGate | None = None
         if uses_tools(self._settings):
             self._say("starting the retrieval pool")
             retrieval = start_retrieval_pool(self._settings)
@@ -176,6 +179,12 @@ class _Run:
             )
             stack.callback(pool.stop)
             engines = pool.client()
+        if self._settings.model.kind == "endpoint":
+            self._say("asking the endpoint")
+            proofs = proving_calls(self._plan.keys, self._settings.sampling.max_tokens)
+            service = EndpointService(self._settings.endpoint, self._settings.sampling, proofs)
+            stack.callback(service.stop)
+            engines = service.gate()
         return searcher, engines
 
     def _engine_seed(self) -> int:
@@ -183,7 +192,7 @@ class _Run:
         text = f"{self._settings.run.seed}/{self._coordinator.done}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
-    def _worker(self, searcher: Searcher | None, engines: EngineClient | None) -> Any:
+    def _worker(self, searcher: Searcher | None, engines: EngineClient | RemoteGate | None) -> Any:
         actor = ray.remote(RolloutWorker).options(
             num_cpus=self._settings.ray.worker_cpus, max_concurrency=self._settings.rollout.concurrency + 1
         )

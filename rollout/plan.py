@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster.config import RetrievalSettings, Settings
+from cluster.endpoint.prices import TokenCount, price
 from cluster.failures import DataError, SettingsError
 from cluster.home import model_path
 from cluster.record import Record
 from cluster.weights import Weights, read_weights
 from retrieval.corpus.rows import Loaded, QuarantinedRow
 from retrieval.library import Library
+from rollout.endpoint_model import endpoint_weights
 from rollout.episode import schedule
 from rollout.events.dates import TOO_FEW_DAYS, forecast_dates
 from rollout.events.deadline import hide_moved_deadlines
@@ -53,13 +55,13 @@ class Plan(Record):
     dropped: dict[str, int]
     """Good events that are not run, by reason."""
     model: Weights | None
-    """What the engines serve; None for rule-based forecasters."""
+    """What the engines serve; None for endpoints and rule-based forecasters."""
     manifest: Manifest
 
     @property
     def weights(self) -> str:
-        """Fingerprint of the model, its adapter included; empty for rule-based forecasters."""
-        return self.model.fingerprint if self.model else ""
+        """What names the model's weights in records; empty for rule-based forecasters."""
+        return _weights(self.settings, self.model)
 
     @property
     def episodes(self) -> int:
@@ -69,9 +71,19 @@ class Plan(Record):
     @property
     def tokens(self) -> int:
         """A rough estimate of input plus output tokens."""
+        count = self._count()
+        return count.input + count.output
+
+    @property
+    def cost(self) -> float | None:
+        """A rough estimate in US dollars, as if nothing were cached; None where no price is known."""
+        prices = self.settings.endpoint.price
+        return None if self.settings.model.kind != "endpoint" or prices is None else price(self._count(), prices)
+
+    def _count(self) -> TokenCount:
         prompt, said = PROMPT_TOKENS[self.settings.rollout.prompt], self.settings.sampling.max_tokens
         turns = sum(1 if k.mode == "no-tools" else TURNS_GUESSED for k in self.keys)
-        return turns * (prompt + said)
+        return TokenCount(input=turns * prompt, output=turns * said)
 
     def floor(self) -> dict[tuple[str, dt.date], Belief]:
         """The world's best possible forecasts for the plan's events."""
@@ -142,7 +154,7 @@ def make_plan(settings: Settings) -> Plan:
         if not folder.is_dir():
             raise SettingsError(f"model.path {settings.model.path} is neither prepared nor a folder; run `make setup`")
         model = read_weights(folder, settings.model.adapter)
-    weights = model.fingerprint if model else ""
+    weights = _weights(settings, model)
     inputs = _inputs(settings, events, keys, library.fingerprint if library else "", weights)
     return Plan(
         settings=settings,
@@ -156,6 +168,13 @@ def make_plan(settings: Settings) -> Plan:
         model=model,
         manifest=make_manifest(settings, inputs),
     )
+
+
+def _weights(settings: Settings, model: Weights | None) -> str:
+    """The fingerprint of our own model, its adapter included, or an endpoint's model and address."""
+    if settings.model.kind == "endpoint":
+        return endpoint_weights(settings.endpoint.base_url, settings.endpoint.model)
+    return model.fingerprint if model else ""
 
 
 def _load(settings: Settings) -> tuple[Loaded[Event], tuple[QuarantinedRow, ...]]:

@@ -10,7 +10,9 @@ import platform
 import traceback
 from collections.abc import Mapping
 
+from cluster.clock import utc_now
 from cluster.config import Settings
+from cluster.endpoint.client import EndpointClient, RemoteGate
 from cluster.failures import Failure, InfrastructureError, SettingsError
 from cluster.home import model_path
 from cluster.pool import EngineClient
@@ -20,6 +22,7 @@ from rollout.chat import ChatFormat, load_chat
 from rollout.coordinator import Lease
 from rollout.dialogue import Dialogue, MessageDialogue, TokenDialogue
 from rollout.driver import drive, monotonic
+from rollout.endpoint_model import EndpointModel, endpoint_weights
 from rollout.engine_model import EngineModel
 from rollout.events.event import Belief, EventPrompt
 from rollout.forecasters import MarketForecaster, ReaderForecaster, UniformForecaster
@@ -47,9 +50,14 @@ class RolloutWorker:
     """Made a Ray actor by the run; `run` is called many times at once."""
 
     def __init__(
-        self, settings: Settings, engines: EngineClient | None, searcher: Searcher | None, sandbox: str = ""
+        self,
+        settings: Settings,
+        engines: EngineClient | RemoteGate | None,
+        searcher: Searcher | None,
+        sandbox: str = "",
     ) -> None:
-        """`sandbox` is the manifest's description of the Python tool's cell; empty where it is not to be checked."""
+        """`engines` leads to our engines or to an endpoint; None for rule-based forecasters.
+        `sandbox` is the manifest's description of the Python tool's cell; empty where it is not to be checked."""
         self._settings = settings
         self._searcher = searcher
         self._sandbox = Sandbox(settings.rollout.python)
@@ -73,7 +81,11 @@ class RolloutWorker:
         chosen = self._settings.model
         if self._model is not None or chosen.kind == "market":
             return
-        if self._engines is not None:
+        if isinstance(self._engines, RemoteGate):
+            endpoint = self._settings.endpoint
+            client = EndpointClient(self._engines, endpoint, self._settings.sampling, utc_now)
+            self._model = EndpointModel(client, endpoint_weights(endpoint.base_url, endpoint.model))
+        elif self._engines is not None:
             weights = self._engines.facts.weights
             folder = model_path(chosen.path)
             self._chat = load_chat(folder, chosen.chat, chosen.tool_parser, chosen.reasoning_parser, weights)

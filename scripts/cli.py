@@ -105,12 +105,16 @@ def rollout(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the settings and what would run; start nothing.")
     ] = False,
+    max_cost: Annotated[
+        float | None,
+        typer.Option("--max-cost", help="US dollars: start no step once the run has cost this much (run.max_cost)."),
+    ] = None,
 ) -> None:
     """Run every scheduled forecast of the configured events, modes and rollouts."""
     from rollout.execute import execute
     from rollout.plan import make_plan
 
-    settings = load_settings(config, set_)
+    settings = load_settings(config, set_ if max_cost is None else [*set_, f"run.max_cost={max_cost}"])
     plan = make_plan(settings)
     if dry_run:
         console.print(dump_settings(settings), highlight=False, markup=False)
@@ -120,9 +124,10 @@ def rollout(
         console.print(f"{plan.naive_times} times without an offset were taken as {settings.events.time_zone}")
     if plan.hidden_deadlines:
         console.print(f"{plan.hidden_deadlines} deadlines are not shown: their source moves them to the settlement")
+    cost = "" if plan.cost is None else f" for ${plan.cost:,.2f}"
     console.print(
         f"{len(plan.events)} events, {plan.episodes} episodes, {len(plan.keys)} forecasts, "
-        f"roughly {plan.tokens:,} tokens; run {plan.manifest.fingerprint[:12]} in {settings.run.directory}"
+        f"roughly {plan.tokens:,} tokens{cost}; run {plan.manifest.fingerprint[:12]} in {settings.run.directory}"
     )
     if dry_run:
         return

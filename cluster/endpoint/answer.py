@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from cluster.endpoint.browsing import browsing_shown
-from cluster.endpoint.fault import Fault, of_body
+from cluster.endpoint.fault import Fault, StorableText, of_body
 from cluster.endpoint.prices import TokenCount
 from cluster.record import Record
 
@@ -40,24 +40,24 @@ class EndpointFault(Exception):
 class AskedCall(Record):
     """A tool call as the model wrote it; the arguments are raw text."""
 
-    id: str
-    name: str
-    arguments: str
+    id: StorableText
+    name: StorableText
+    arguments: StorableText
 
 
 class Answer(Record):
     """What the server returned for one request."""
 
-    text: str
-    reasoning: str
+    text: StorableText
+    reasoning: StorableText
     calls: tuple[AskedCall, ...]
     finish: Finish
     count: TokenCount | None
     """None: the server did not count."""
-    model: str
+    model: StorableText
     """The model's name as the server gives it; empty if it does not."""
-    system_fingerprint: str
-    browsed: str
+    system_fingerprint: StorableText
+    browsed: StorableText
     """What shows that the provider browsed; empty if nothing does."""
 
 

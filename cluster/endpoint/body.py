@@ -13,11 +13,24 @@ from cluster.failures import SettingsError
 from cluster.record import Record
 
 
+class FunctionTool(Record):
+    """A tool of ours. There is no type for a provider's own."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of the arguments."""
+
+    def wire(self) -> dict[str, Any]:
+        """As the protocol writes it."""
+        return {"type": "function", "function": self.model_dump()}
+
+
 class ChatCall(Record):
     """One model call, in the protocol's own shapes."""
 
     messages: tuple[dict[str, Any], ...]
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: tuple[FunctionTool, ...] = ()
     """The functions of this conversation, offered or not."""
     offered: bool = False
     """Whether they may be called now."""
@@ -40,7 +53,7 @@ def request_body(call: ChatCall, settings: EndpointSettings, sampling: SamplingS
         if sampling.top_k:
             body["top_k"] = sampling.top_k
     if call.tools and (call.offered or settings.tools == "choice-none"):
-        body["tools"] = list(call.tools)
+        body["tools"] = [tool.wire() for tool in call.tools]
         body["tool_choice"] = "auto" if call.offered else "none"
     if settings.stream:
         body["stream"] = True
@@ -49,8 +62,7 @@ def request_body(call: ChatCall, settings: EndpointSettings, sampling: SamplingS
         variables = dict(body.get("chat_template_kwargs") or {})
         variables[settings.date_variable] = call.date.strftime("%d %b %Y")
         body["chat_template_kwargs"] = variables
-    own = {tool["function"]["name"] for tool in call.tools}
-    if fault := body_fault(body, own):
+    if fault := body_fault(body, {tool.name for tool in call.tools}):
         raise SettingsError(f"a request to {settings.base_url} was not sent: {fault}")
     return body
 
@@ -58,4 +70,4 @@ def request_body(call: ChatCall, settings: EndpointSettings, sampling: SamplingS
 def estimated_tokens(call: ChatCall) -> int:
     """A rough count of prompt and longest answer, for the limit per minute: four characters a token, as English has."""
     characters = sum(len(str(m.get("content") or "")) + len(str(m.get("tool_calls") or "")) for m in call.messages)
-    return (characters + len(str(call.tools))) // 4 + call.max_tokens
+    return (characters + sum(len(str(tool)) for tool in call.tools)) // 4 + call.max_tokens

@@ -74,11 +74,13 @@ class RemoteGate:
 
     async def admit(self, tokens: int) -> Admission:
         """Waits for a turn."""
-        return await self._ask(self._actor.admit.remote(tokens))
+        admission: Admission = await self._ask(self._actor.admit.remote(tokens))
+        return admission
 
     async def settle(self, permit: Permit, how: Settlement) -> float | None:
         """The request has ended."""
-        return await self._ask(self._actor.settle.remote(permit, how))
+        wait: float | None = await self._ask(self._actor.settle.remote(permit, how))
+        return wait
 
     async def _ask(self, answer: Any) -> Any:
         try:
@@ -108,6 +110,7 @@ class EndpointClient:
         self._transport = Transport(settings, now)
         self._clock, self._sleep = clock, sleep
         self._uncounted = False
+        self._returning: set[asyncio.Future[float | None]] = set()
 
     async def complete(self, call: ChatCall) -> Reply:
         """One completion. Raises InfrastructureError when the attempt must be repeated, or cannot be."""
@@ -175,7 +178,11 @@ class EndpointClient:
 
     def _give_back(self, asking: "asyncio.Future[Admission]") -> None:
         if not asking.cancelled() and asking.exception() is None:
-            asyncio.ensure_future(self._gate.settle(asking.result().permit, Settlement(verdict="failed", tokens=0)))
+            back = asyncio.ensure_future(
+                self._gate.settle(asking.result().permit, Settlement(verdict="failed", tokens=0))
+            )
+            self._returning.add(back)
+            back.add_done_callback(self._returning.discard)
 
     def _verdict(self, fault: Fault, admission: Admission, wait: float | None) -> Settlement:
         if fault.kind == "auth":

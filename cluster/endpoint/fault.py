@@ -7,7 +7,9 @@ The order of the checks is a promise: a refusal or a full context is never taken
 import datetime as dt
 import email.utils
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from cluster.record import Record
 
@@ -61,12 +63,22 @@ _QUOTA = (
 )
 _MODEL = ("model_not_found", "model not found", "does not exist", "unknown model", "no such model", "not a valid model")
 
+_STATUSES = frozenset(str(status) for status in range(400, 600))
+
+
+def _storable(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+StorableText = Annotated[str, AfterValidator(_storable)]
+"""What a server wrote: JSON can spell half a character, or a whole one as two halves in two chunks; no file takes a half."""
+
 
 class Fault(Record):
     """Why one request gave no answer."""
 
     kind: FaultKind
-    detail: str
+    detail: StorableText
     """For a person: the status and what the server said."""
     retry_after_s: float | None = None
     """How long the server asks to be left alone."""
@@ -107,8 +119,8 @@ def _kind(status: int, said: str) -> FaultKind:
 def of_body(error: Any) -> Fault:
     """The fault of an error object inside an answer whose status was 200: some servers fail in mid-stream."""
     found = error if isinstance(error, Mapping) else {"message": str(error)}
-    code = found.get("code")
-    status = int(code) if str(code).isdigit() and 400 <= int(code) < 600 else 0
+    code = str(found.get("code"))
+    status = int(code) if code in _STATUSES else 0
     said = words_of(found)
     if status:
         return of_status(status, said)

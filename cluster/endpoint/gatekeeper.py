@@ -18,8 +18,8 @@ from cluster.endpoint.gate import Delay, Gate, NoKey, Permit, Settlement
 from cluster.failures import InfrastructureError, SettingsError
 from cluster.record import Record
 
-NO_KEY = SecretStr("none")
-"""Sent where the server asks for no key; the client library insists on one."""
+NO_KEY = SecretStr("")
+"""Where the server asks for none."""
 
 
 class Admission(Record):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import openai
-from openai import AsyncOpenAI, AsyncStream
+from openai import AsyncOpenAI, AsyncStream, RequestOptions
 
 from cluster.config import EndpointSettings
 from cluster.endpoint.answer import Answer, Assembly, EndpointFault
@@ -33,17 +33,15 @@ class Transport:
             # A redirect could lead a key or a conversation elsewhere.
             http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
         )
-        # From the launcher's environment, and meant for another server.
-        self._client.organization = self._client.project = None
 
     async def send(self, key: str, body: Mapping[str, Any]) -> Answer:
         """Raises EndpointFault."""
-        client = self._client.with_options(api_key=key)
+        options: RequestOptions = {"headers": _headers(key)}
         try:
             async with asyncio.timeout(self._settings.call_timeout_s):
                 if body.get("stream"):
-                    return await self._streamed(client, body)
-                return await self._whole(client, body)
+                    return await self._streamed(body, options)
+                return await self._whole(body, options)
         except TimeoutError:
             raise _fault("network", "the server fell silent, or took too long, and was given up") from None
         except openai.APIStatusError as error:
@@ -59,26 +57,37 @@ class Transport:
         """Close the connections."""
         await self._client.close()
 
-    async def _streamed(self, client: AsyncOpenAI, body: Mapping[str, Any]) -> Answer:
+    async def _streamed(self, body: Mapping[str, Any], options: RequestOptions) -> Answer:
         parts = Assembly()
         async with asyncio.timeout(self._settings.first_token_timeout_s) as deadline:
-            stream = await client.post(PATH, cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object])
+            stream = await self._client.post(
+                PATH, cast_to=object, body=body, options=options, stream=True, stream_cls=AsyncStream[object]
+            )
             async with stream:
                 async for part in stream:
                     deadline.reschedule(asyncio.get_running_loop().time() + self._settings.chunk_timeout_s)
                     parts.add(_object(part))
         return parts.answer(streamed=True)
 
-    async def _whole(self, client: AsyncOpenAI, body: Mapping[str, Any]) -> Answer:
+    async def _whole(self, body: Mapping[str, Any], options: RequestOptions) -> Answer:
         parts = Assembly()
         async with asyncio.timeout(self._settings.first_token_timeout_s):
-            parts.add(_object(await client.post(PATH, cast_to=object, body=body)))
+            parts.add(_object(await self._client.post(PATH, cast_to=object, body=body, options=options)))
         return parts.answer(streamed=False)
 
     def _status(self, error: openai.APIStatusError) -> Fault:
         said = words_of(error.body) if isinstance(error.body, Mapping) else error.message
         wait = retry_after_seconds(error.response.headers, self._now())
         return of_status(error.status_code, said, wait)
+
+
+def _headers(key: str) -> dict[str, str | openai.Omit]:
+    """The key, if there is one, and nothing that the launcher's environment holds for another server."""
+    return {
+        "Authorization": f"Bearer {key}" if key else openai.Omit(),
+        "OpenAI-Organization": openai.Omit(),
+        "OpenAI-Project": openai.Omit(),
+    }
 
 
 def _fault(kind: Any, detail: str) -> EndpointFault:
