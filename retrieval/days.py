@@ -62,6 +62,12 @@ class DayTable(Record):
         low = self._start(bisect_left(self.days, require_day(first_day, "a first day")))
         return min(low, high), high
 
+    def day_of(self, row: int) -> dt.date:
+        """The day of a row. Raises IndexError if there is no such row."""
+        if not 0 <= row < self.rows:
+            raise IndexError(f"row {row} of {self.rows}")
+        return self.days[bisect_right(self.first_rows, row) - 1]
+
     def counts(self) -> dict[dt.date, int]:
         """Articles per day, for days that have any."""
         return {day: self._start(i + 1) - self._start(i) for i, day in enumerate(self.days)}

@@ -30,8 +30,8 @@ from retrieval.encoder import HASHING, Encoder, Vectors, encodable, open_encoder
 from retrieval.library import Library
 from retrieval.local import require_encoder
 from retrieval.manifest import Manifest, ShardManifest
+from retrieval.mask import check_k, check_queries
 from retrieval.scan import Query, Span, deal, merge, search_shards
-from retrieval.shard import check_k, check_queries
 from retrieval.shard_files import StoredShard, load_shard
 
 _log = logging.getLogger(__name__)

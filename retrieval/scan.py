@@ -48,9 +48,12 @@ class Span(Record):
 def search_shards(
     shards: Mapping[str, StoredShard], queries: Sequence[Query], snippet_characters: int
 ) -> list[list[Hit]]:
-    """The best `k` hits of each query over all shards, best first. One matrix product per block for all queries."""
-    found: list[list[Hit]] = [[] for _ in queries]
-    for stored in shards.values():
+    """The best `k` hits of each query over all shards, best first. One matrix product per block for all queries.
+
+    Only the articles of these hits are opened.
+    """
+    found: list[list[_Place]] = [[] for _ in queries]
+    for month, stored in shards.items():
         ranges = [stored.days.visible(q.first_day, q.cutoff) for q in queries]
         asking = [i for i, (low, high) in enumerate(ranges) if low < high]
         if not asking:
@@ -62,8 +65,21 @@ def search_shards(
         )
         for i, answer in zip(asking, answers, strict=True):
             pairs = zip(answer.rows[: queries[i].k], answer.scores, strict=False)
-            found[i].extend(stored.hit(row, score, snippet_characters) for row, score in pairs)
-    return [merge(hits, q.k) for hits, q in zip(found, queries, strict=True)]
+            found[i].extend(_Place(-score, -stored.days.day_of(row).toordinal(), row, month) for row, score in pairs)
+    return [
+        [shards[p.month].hit(p.row, -p.minus_score, snippet_characters) for p in sorted(places)[: q.k]]
+        for places, q in zip(found, queries, strict=True)
+    ]
+
+
+@dataclass(frozen=True, order=True)
+class _Place:
+    """A row of a month. Sorts as its hit does in `merge`: a day lies in one month, where lower rows have lower ids."""
+
+    minus_score: float
+    minus_day: int
+    row: int
+    month: str
 
 
 def merge(hits: Iterable[Hit], k: int) -> list[Hit]:

@@ -10,7 +10,7 @@ from typing import Protocol
 from cluster.failures import DataError, PastcastError
 from retrieval.article import Article, Hit
 from retrieval.days import require_day
-from retrieval.shard import check_k
+from retrieval.mask import check_k
 
 
 class BoundaryError(PastcastError):

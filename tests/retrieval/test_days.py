@@ -34,6 +34,15 @@ def test_counts_add_up_to_the_rows(rows: list[int]) -> None:
     assert counts == {day(o): rows.count(o) for o in set(rows)}
 
 
+@given(offsets)
+def test_every_row_has_its_day_and_no_other_row_has_one(rows: list[int]) -> None:
+    made = DayTable.of_rows([day(o) for o in rows])
+    assert [made.day_of(row) for row in range(made.rows)] == [day(o) for o in rows]
+    for row in (-1, made.rows):
+        with pytest.raises(IndexError):
+            made.day_of(row)
+
+
 def test_a_table_reads_back_from_json() -> None:
     table = DayTable.of_rows([day(0), day(3)])
     assert DayTable.model_validate_json(table.model_dump_json()) == table

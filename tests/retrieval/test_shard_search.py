@@ -1,4 +1,5 @@
 import datetime as dt
+from collections.abc import Callable
 
 import faiss
 import numpy as np
@@ -6,9 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrieval.canonical import Ranked, canonical_scores
 from retrieval.days import DayTable
-from retrieval.encoder import Vectors
-from retrieval.shard import MAXIMUM_K, Ranked, Shard, canonical_scores
+from retrieval.half import to_half
+from retrieval.mask import MAXIMUM_K, Vectors
+from retrieval.shard import Shard, certified_finder, exact_finder
+
+Make = Callable[..., Shard]
 
 MAY = dt.date(2024, 5, 1)
 
@@ -25,16 +30,27 @@ def unit(seed: int, rows: int, dimension: int) -> Vectors:
 def reference(
     vectors: Vectors, offsets: list[int], query: Vectors, low: int, high: int, k: int
 ) -> list[tuple[int, float]]:
-    """Every row scored alone in float64, rounded to float32, then sorted by score, newer day, lower row."""
-    scored = [
-        (row, float(np.float32(sum(float(a) * float(b) for a, b in zip(vectors[row], query, strict=True)))))
-        for row in range(low, high)
-    ]
-    return sorted(scored, key=lambda pair: (-pair[1], -offsets[pair[0]], pair[0]))[:k]
+    """Every visible row scored alone in float64, then sorted by score, newer day, lower row."""
+    scores = [float((vectors[row].astype(np.float64) * query).sum()) for row in range(low, high)]
+    order = sorted(range(low, high), key=lambda row: (-scores[row - low], -offsets[row], row))[:k]
+    return [(row, scores[row - low]) for row in order]
 
 
 def pairs(ranked: Ranked) -> list[tuple[int, float]]:
     return list(zip(ranked.rows, ranked.scores, strict=True))
+
+
+def exact(vectors: Vectors, offsets: list[int], block_rows: int | None = None) -> Shard:
+    days = table(offsets)
+    return Shard(vectors, days, exact_finder(vectors, days, block_rows))
+
+
+def certified(vectors: Vectors, offsets: list[int], block_rows: int | None = None) -> Shard:
+    days = table(offsets)
+    return Shard(vectors, days, certified_finder(vectors, to_half(vectors), days, block_rows))
+
+
+kinds = pytest.mark.parametrize("make", [exact, certified])
 
 
 @st.composite
@@ -56,40 +72,72 @@ def searches(draw: st.DrawFn) -> tuple[Vectors, list[int], Vectors, list[tuple[i
     return vectors.astype(np.float32), offsets, queries.astype(np.float32), ranges, k, block
 
 
-@given(searches())
-@settings(max_examples=150, deadline=None)
+@kinds
+@given(drawn=searches())
+@settings(max_examples=100, deadline=None)
 def test_an_answer_is_the_sorted_list_of_all_visible_rows(
-    drawn: tuple[Vectors, list[int], Vectors, list[tuple[int, int]], int, int],
+    make: Make, drawn: tuple[Vectors, list[int], Vectors, list[tuple[int, int]], int, int]
 ) -> None:
     vectors, offsets, queries, ranges, k, block = drawn
-    answers = Shard(vectors, table(offsets), block).search(queries, ranges, k)
+    answers = make(vectors, offsets, block).search(queries, ranges, k)
     for query, (low, high), answer in zip(queries, ranges, answers, strict=True):
         assert pairs(answer) == reference(vectors, offsets, query, low, high, k)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 300), st.integers(1, 20), st.sampled_from([16, 100, 8192]))
+@kinds
+@given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(1, 300),
+    dimension=st.sampled_from([1, 7, 32, 100]),
+    k=st.integers(1, 20),
+    block=st.sampled_from([16, 100, 8192]),
+)
 @settings(max_examples=40, deadline=None)
-def test_answers_on_unit_vectors_equal_a_float64_reference(seed: int, rows: int, k: int, block: int) -> None:
+def test_answers_on_unit_vectors_equal_a_float64_reference(
+    make: Make, seed: int, rows: int, dimension: int, k: int, block: int
+) -> None:
     draw = np.random.default_rng(seed)
-    vectors = unit(seed, rows, 32)
+    vectors = unit(seed, rows, dimension)
     # copies and near copies: ties, and differences below the last bits of a matrix product
     vectors[draw.integers(0, rows, rows // 2)] = vectors[0]
     close = draw.integers(0, rows, rows // 4)
     vectors[close] = np.nextafter(vectors[close], np.float32(1))
     offsets = sorted(draw.integers(0, 30, rows).tolist())
-    queries = np.concatenate([unit(seed + 1, 3, 32), vectors[:1]])
+    queries = np.concatenate([unit(seed + 1, 3, dimension), vectors[:1]])
     ranges = [(0, rows), (rows // 3, rows), (0, rows // 2), (rows // 4, rows - rows // 4)]
-    answers = Shard(vectors, table(offsets), block).search(queries, ranges, k)
+    answers = make(vectors, offsets, block).search(queries, ranges, k)
     for query, (low, high), answer in zip(queries, ranges, answers, strict=True):
-        scores = (vectors[low:high].astype(np.float64) @ query.astype(np.float64)).astype(np.float32)
-        order = sorted(range(low, high), key=lambda r: (-scores[r - low], -offsets[r], r))[:k]
-        assert pairs(answer) == [(r, float(scores[r - low])) for r in order]
+        assert pairs(answer) == reference(vectors, offsets, query, low, high, k)
+
+
+@kinds
+@pytest.mark.parametrize("queries", [1, 2, 5, 9, 40])
+def test_batches_of_any_size_over_several_blocks_equal_the_reference(make: Make, queries: int) -> None:
+    vectors, asked = unit(1, 1500, 48), unit(2, queries, 48)
+    offsets = [i // 100 for i in range(1500)]
+    draw = np.random.default_rng(queries)
+    ranges = [(int(a), int(b)) for a, b in np.sort(draw.integers(0, 1501, (queries, 2)), axis=1)]
+    answers = make(vectors, offsets, 200).search(asked, ranges, 10)
+    for query, (low, high), answer in zip(asked, ranges, answers, strict=True):
+        assert pairs(answer) == reference(vectors, offsets, query, low, high, 10)
+
+
+@kinds
+def test_scores_that_are_all_negative_or_tiny_or_large_are_ranked(make: Make) -> None:
+    vectors, offsets = unit(3, 700, 16), [i // 100 for i in range(700)]
+    vectors[:, 0] = np.abs(vectors[:, 0])
+    against = np.zeros((1, 16), np.float32)
+    against[0, 0] = -1
+    for scale in (1.0, 1e-30, 1e-38, 1e11):
+        query = (against * np.float32(scale)).astype(np.float32)
+        (answer,) = make(vectors, offsets, 128).search(query, [(3, 690)], 7)
+        assert pairs(answer) == reference(vectors, offsets, query[0], 3, 690, 7)
 
 
 def test_answers_equal_faiss_on_the_prefix() -> None:
     vectors, queries = unit(1, 3000, 64), unit(2, 5, 64)
     offsets = [i // 100 for i in range(3000)]
-    shard = Shard(vectors, table(offsets), 700)
+    shard = exact(vectors, offsets, 700)
     for high in (1, 9, 700, 1401, 3000):
         k = min(10, high)
         distances, rows = faiss.knn(queries, vectors[:high], k, metric=faiss.METRIC_INNER_PRODUCT)
@@ -98,11 +146,12 @@ def test_answers_equal_faiss_on_the_prefix() -> None:
             np.testing.assert_allclose(answer.scores, distance, atol=1e-6)
 
 
-@given(st.integers(0, 1000), st.integers(1, 60), st.integers(1, 8))
-@settings(max_examples=40, deadline=None)
-def test_a_later_cutoff_only_inserts_newer_rows(seed: int, rows: int, k: int) -> None:
+@kinds
+@given(seed=st.integers(0, 1000), rows=st.integers(1, 60), k=st.integers(1, 8))
+@settings(max_examples=25, deadline=None)
+def test_a_later_cutoff_only_inserts_newer_rows(make: Make, seed: int, rows: int, k: int) -> None:
     vectors, query = unit(seed, rows, 8), unit(seed + 1, 1, 8)
-    shard = Shard(vectors, table([i // 3 for i in range(rows)]), 16)
+    shard = make(vectors, [i // 3 for i in range(rows)], 16)
     earlier: tuple[int, ...] = ()
     for high in range(rows + 1):
         now = shard.search(query, [(0, high)], k)[0].rows
@@ -113,30 +162,37 @@ def test_a_later_cutoff_only_inserts_newer_rows(seed: int, rows: int, k: int) ->
         earlier = now
 
 
-def test_an_answer_does_not_depend_on_what_is_searched_with_it() -> None:
+@kinds
+def test_an_answer_does_not_depend_on_what_is_searched_with_it(make: Make) -> None:
     vectors, queries = unit(5, 2000, 384), unit(6, 33, 384)
-    shard = Shard(vectors, table([0] * 2000), 512)
+    shard = make(vectors, [0] * 2000, 512)
     ranges = [(0, 2000 - 7 * i) for i in range(33)]
     together = shard.search(queries, ranges, 10)
     assert together == [shard.search(queries[i : i + 1], [ranges[i]], 10)[0] for i in range(33)]
 
 
-def test_the_nearest_possible_vector_one_row_after_the_cutoff_is_never_returned() -> None:
+@kinds
+def test_the_nearest_possible_vector_one_row_after_the_cutoff_is_never_returned(make: Make) -> None:
     vectors = unit(7, 500, 16)
     query = unit(8, 1, 16)
     vectors[300:] = query
-    shard = Shard(vectors, table([i // 10 for i in range(500)]), 128)
+    shard = make(vectors, [i // 10 for i in range(500)], 128)
     answer = shard.search(query, [(0, 300)], 500)[0]
     assert set(answer.rows) == set(range(300))
     assert max(answer.scores) < 1
     assert shard.search(query, [(0, 301)], 1)[0].rows == (300,)
 
 
-def test_thousands_of_equal_rows_are_ordered_by_day_then_row() -> None:
+@kinds
+def test_thousands_of_equal_rows_are_ordered_by_day_then_row(make: Make) -> None:
     vectors = np.tile(unit(9, 1, 8), (5000, 1))
     offsets = [i // 50 for i in range(5000)]
-    answer = Shard(vectors, table(offsets), 64).search(vectors[:1], [(0, 4999)], 60)[0]
-    assert answer.rows == (*range(4950, 4999), *range(4900, 4911))
+    queries = np.concatenate([vectors[:1], unit(10, 1, 8), -vectors[:1]])
+    shard = make(vectors, offsets, 64)
+    for answer in shard.search(queries, [(0, 4999)] * 3, 60):
+        assert answer.rows == (*range(4950, 4999), *range(4900, 4911))
+    assert shard.counts.fallbacks == (0 if make is exact else 3)
+    assert shard.counts.queries == 3
 
 
 def test_fewer_rows_than_k_are_all_returned_and_an_empty_range_is_an_empty_answer() -> None:
@@ -147,7 +203,7 @@ def test_fewer_rows_than_k_are_all_returned_and_an_empty_range_is_an_empty_answe
     assert shard.search(np.empty((0, 4), np.float32), [], 10) == []
 
 
-@pytest.mark.parametrize("bounds", [(2, 1), (-1, 2), (0, -1), (0, 4), (4, 4)])
+@pytest.mark.parametrize("bounds", [(2, 1), (-1, 2), (0, -1), (0, 4), (4, 4), (0, 2.0), ("0", 2)])
 def test_a_range_that_does_not_lie_in_the_shard_is_refused(bounds: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="row range"):
         Shard(unit(1, 3, 4), table([0, 0, 1])).search(unit(2, 1, 4), [bounds], 1)
@@ -168,6 +224,8 @@ def test_a_k_out_of_bounds_is_refused(k: int) -> None:
         np.zeros((1, 5), np.float32),
         np.zeros(4, np.float32),
         np.zeros((1, 4), np.float64),
+        np.zeros((1, 4), np.float16),
+        [[0.0, 0.0, 0.0, 1.0]],
     ],
 )
 def test_a_query_that_cannot_be_ranked_is_refused(query: Vectors) -> None:
@@ -186,6 +244,8 @@ def test_ranges_and_queries_must_be_one_to_one() -> None:
         unit(1, 4, 4),
         unit(1, 3, 4).astype(np.float64),
         np.asfortranarray(unit(1, 3, 4)),
+        np.zeros((3, 0), np.float32),
+        unit(1, 3, 4)[:, None, :],
         np.full((3, 4), np.nan, np.float32),
     ],
 )
@@ -194,7 +254,8 @@ def test_vectors_that_do_not_fit_the_day_table_make_no_shard(vectors: Vectors) -
         Shard(vectors, table([0, 0, 1]))
 
 
-def test_a_score_is_the_same_whatever_is_scored_with_it() -> None:
-    vectors, query = unit(3, 100, 384), unit(4, 1, 384)[0]
-    alone = [canonical_scores(vectors[i : i + 1], query)[0] for i in range(100)]
-    assert canonical_scores(vectors, query).tolist() == alone
+@pytest.mark.parametrize("dimension", [1, 2, 384, 4096])
+def test_a_score_is_the_same_whatever_is_scored_with_it(dimension: int) -> None:
+    vectors, query = unit(3, 600, dimension), unit(4, 1, dimension)[0]
+    alone = [canonical_scores(vectors, np.array([i]), query)[0] for i in range(600)]
+    assert canonical_scores(vectors, np.arange(600), query).tolist() == alone

@@ -1,0 +1,43 @@
+"""Which blocks of rows a scan multiplies, and with which queries. Pure.
+
+Every block is read once for all queries whose range meets it. Blocks grow from small to full: nothing is known before the
+first scores, so the first blocks only serve to find out what cannot be among the best.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows [start, stop), and the queries whose ranges meet them."""
+
+    start: int
+    stop: int
+    queries: NDArray[np.int64]
+    """Indices into the batch, at least one."""
+
+
+def blocks(ranges: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
+    """Blocks of at most `block_rows` rows that cover each of the ranges [low, high), int64 [q, 2], and no row that none covers."""
+    order = np.argsort(ranges[:, 1], kind="stable")
+    order = order[ranges[order, 0] < ranges[order, 1]]
+    if not len(order):
+        return
+    lows, highs = ranges[order, 0], ranges[order, 1]
+    start, size = int(lows.min()), min(FIRST_ROWS, block_rows)
+    while start < highs[-1]:
+        stop = start + size
+        meets = (highs > start) & (lows < stop)
+        if meets.any():
+            low, high = int(lows[meets].min()), int(highs[meets].max())
+            yield Block(max(start, low), min(stop, high), order[meets])
+            start = stop
+        else:
+            start = int(lows[lows >= stop].min())  # nobody asks for the rows between
+        size = min(2 * size, block_rows)

@@ -1,0 +1,121 @@
+"""Exact masked search: a kernel scans the rows and proves which few can be in an answer; those are scored and ordered canonically.
+
+The answer is that of scoring every visible row in float64 and sorting, for any batch, block, kernel and number of threads.
+"""
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.blocks import blocks
+from retrieval.bounds import Bound
+from retrieval.candidates import Candidates, Found, Settle
+from retrieval.canonical import Ranked, Rows, canonical_scores, rank
+from retrieval.finder import Answers, Ranges
+from retrieval.kernel import Kernel
+from retrieval.mask import Vectors
+
+_CROWD = 2_048
+"""Candidates of one query beyond which it is settled or given up: scoring them would take longer than scanning."""
+
+
+class Rescorer:
+    """Scores rows of one shard canonically, and orders them."""
+
+    def __init__(self, vectors: Vectors, first_rows: NDArray[np.int64]) -> None:
+        """`vectors`: float32 [n, dimension]; `first_rows`: the first row of every day."""
+        self._vectors = vectors
+        self._first_rows = first_rows
+
+    def best(self, query: Vectors, rows: Rows, k: int) -> Ranked:
+        """The best k of these rows."""
+        return rank(rows, canonical_scores(self._vectors, rows, query), self._first_rows, k)
+
+    def finish(
+        self, query: Vectors, index: int, rows: Rows, scores: Vectors, bound: Bound, k: int
+    ) -> tuple[Ranked, int]:
+        """The best k of a scan's candidates, and how many of them had to be scored.
+
+        `index`: the query's place in the batch of `bound`; `rows`, `scores`: by falling score. The k that look best are scored first; what
+        their worst score proves hopeless is not scored at all.
+        """
+        exact = canonical_scores(self._vectors, rows[:k], query)
+        rest = rows[k:]
+        if len(rest):
+            rest = rest[bound.reaches(index, scores[k:], float(exact.min()))]
+            exact = np.concatenate([exact, canonical_scores(self._vectors, rest, query)])
+        scored = np.concatenate([rows[:k], rest])
+        return rank(scored, exact, self._first_rows, k), len(scored)
+
+
+class Exact:
+    """Implements `Finder` with a float32 kernel."""
+
+    def __init__(self, rescorer: Rescorer, kernel: Kernel) -> None:
+        self._rescorer = rescorer
+        self._kernel = kernel
+
+    def search(self, queries: Vectors, ranges: Ranges, k: int) -> Answers:
+        """See `Finder`."""
+
+        def settle(query: int, rows: Rows) -> tuple[Rows, Vectors]:
+            # thousands score alike: what is not among the best k of them now never will be
+            best = self._rescorer.best(queries[query], rows, k)
+            return np.array(best.rows, np.int64), np.array(best.scores, np.float32)
+
+        return _search(self._kernel, self._rescorer, queries, ranges, k, settle)[0]
+
+
+class Certified:
+    """Implements `Finder` with a half-precision kernel: the answers of `Exact`, at half the memory traffic.
+
+    A query with more candidates than the bound can tell apart is answered by the float32 scan and counted.
+    """
+
+    def __init__(self, rescorer: Rescorer, kernel: Kernel, exact: Exact) -> None:
+        self._rescorer = rescorer
+        self._kernel = kernel
+        self._exact = exact
+
+    def search(self, queries: Vectors, ranges: Ranges, k: int) -> Answers:
+        """See `Finder`."""
+        answers, given_up = _search(self._kernel, self._rescorer, queries, ranges, k, lambda _query, _rows: None)
+        if not given_up:
+            return answers
+        again = self._exact.search(queries[given_up], ranges[given_up], k)
+        ranked = list(answers.ranked)
+        for query, answer in zip(given_up, again.ranked, strict=True):
+            ranked[query] = answer
+        return Answers(tuple(ranked), answers.rescored + again.rescored, len(given_up))
+
+
+def _search(
+    kernel: Kernel, rescorer: Rescorer, queries: Vectors, ranges: Ranges, k: int, settle: Settle
+) -> tuple[Answers, list[int]]:
+    """Answers, empty for queries that `settle` gave up, and the indices of these."""
+    prepared = kernel.prepared(queries)
+    candidates = Candidates(ranges, k, prepared.bound, max(_CROWD, 2 * k), settle)
+    todo = blocks(ranges, kernel.block_rows)
+    turn = threading.Lock()
+
+    def work() -> None:
+        found: Found | None = None
+        rows = 0
+        while True:
+            with turn:
+                if found is not None:
+                    candidates.add(found, rows)
+                block = next(todo, None)
+                # other threads raise them meanwhile: an older threshold only lets more through
+                thresholds = candidates.thresholds.copy()
+            if block is None:
+                return
+            found, rows = prepared.reaching(block, thresholds), block.stop - block.start
+
+    workers = kernel.workers()
+    workers.run(work)
+    of_each = candidates.of_each()
+    finished = workers.each(lambda i: rescorer.finish(queries[i], i, *of_each[i], prepared.bound, k), len(queries))
+    ranked = tuple(answer for answer, _ in finished)
+    return Answers(ranked, sum(scored for _, scored in finished), 0), sorted(candidates.given_up)
