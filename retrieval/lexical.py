@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cluster.record import Record
 from retrieval.days import DayTable
-from retrieval.shard import check_k
+from retrieval.mask import check_k
 
 TERMS, STARTS, ROWS, COUNTS, LENGTHS = "terms.arrow", "starts.npy", "rows.npy", "counts.npy", "lengths.npy"
 FILES = (TERMS, STARTS, ROWS, COUNTS, LENGTHS)
