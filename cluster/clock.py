@@ -1,6 +1,7 @@
 """The wall clock of real runs. Whatever writes a time down is given a clock, so that tests and simulations hold it."""
 
 import datetime as dt
+import time
 from collections.abc import Callable
 
 Clock = Callable[[], dt.datetime]
@@ -10,3 +11,8 @@ Clock = Callable[[], dt.datetime]
 def utc_now() -> dt.datetime:
     """The present moment of this machine."""
     return dt.datetime.now(dt.UTC)
+
+
+def monotonic() -> float:
+    """Seconds that only grow, for intervals."""
+    return time.monotonic()

@@ -42,6 +42,12 @@ class RunSettings(Section):
     seed: int = 0
     max_cost: PositiveFloat | None = None
     """US dollars: no step is started once the run's forecasts have cost this much."""
+    mirror: str | None = None
+    """An fsspec address (`file:///…`, `s3://…`) to which records are also shipped while the run goes on."""
+    mirror_lag_s: PositiveFloat = 30.0
+    """A record is in the mirror at most this long after it was committed, while the mirror can be reached."""
+    mirror_records: PositiveInt = 500
+    """This many records are shipped at once, without waiting any longer."""
 
 
 class RaySettings(Section):

@@ -30,6 +30,7 @@ from retrieval.view import Searcher
 from rollout.coordinator import Coordinator, Lease
 from rollout.endpoint_model import proving_calls
 from rollout.ledger import Ledger
+from rollout.mirror import mirrored, restore
 from rollout.notebook import NotebookState
 from rollout.packed import pack
 from rollout.plan import Plan, uses_tools
@@ -87,15 +88,18 @@ Report = Callable[[Progress], None]
 def execute(plan: Plan, resume: bool, report: Report) -> RunSummary:
     """Run or resume a plan in its run directory.
 
-    Raises SettingsError if the directory holds another run, or the same one and `resume` is not set.
+    A run to be resumed whose directory is gone is restored from its mirror. Raises SettingsError if the directory or the
+    mirror holds another run, or the directory the same one and `resume` is not set.
     """
     run = RunDirectory(plan.settings.run.directory)
     with contextlib.closing(run.lock()):
+        if resume and not run.exists and plan.settings.run.mirror is not None:
+            restore(run, plan.settings.run.mirror)
         if run.exists and resume:
             run.check_resumable(plan.manifest)
         else:
             run.create(plan.settings, plan.manifest, plan.events, plan.keys, plan.floor(), plan.unused_rows)
-        with run.ledger() as ledger:
+        with run.ledger() as ledger, mirrored(run, plan.settings.run):
             if len(ledger.finished()) == len(plan.keys):
                 return _Run(plan, ledger, report).summary(stopped=False)
             with start_session(plan.settings.ray) as session:

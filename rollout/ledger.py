@@ -234,19 +234,33 @@ class Ledger:
                 elif not self._insert(change):
                     raise DataError(f"ledger {self.path}: {change.key} has a record that was not taken back")
 
-    def changes(self, after: int, limit: int) -> list[Change]:
-        """At most `limit` changes that follow the change numbered `after` (0: from the first), in order."""
+    def changes(self, after: int, limit: int, limit_bytes: int = 1 << 62) -> list[Change]:
+        """The changes that follow the one numbered `after` (0: from the first), in order.
+
+        At most `limit`, and no more once their records and trajectories exceed `limit_bytes`.
+        """
+        gone = self._connection.execute(
+            "SELECT change, forecast, at, why FROM superseded WHERE change > ? ORDER BY change LIMIT ?", (after, limit)
+        )
+        found: list[Change] = [
+            Superseded(change=n, forecast=f, at=dt.datetime.fromisoformat(at), why=why) for n, f, at, why in gone
+        ]
         rows = self._connection.execute(
             f"SELECT {_KEY}, forecasts.change, committed, kind, reason, notebook, output_tokens, price, record, trajectory "
             "FROM forecasts JOIN contents USING (change) JOIN scheduled USING (position) "
             "WHERE forecasts.change > ? ORDER BY forecasts.change LIMIT ?",
             (after, limit),
         )
-        found: list[Change] = [_committed(row) for row in rows]
-        gone = self._connection.execute(
-            "SELECT change, forecast, at, why FROM superseded WHERE change > ? ORDER BY change LIMIT ?", (after, limit)
-        )
-        found += [Superseded(change=n, forecast=f, at=dt.datetime.fromisoformat(at), why=why) for n, f, at, why in gone]
+        size = 0
+        for row in rows:
+            new = _committed(row)
+            found.append(new)
+            size += len(new.record) + len(new.trajectory or b"")
+            if size > limit_bytes:
+                # Later changes would leave a gap.
+                found = [c for c in found if c.change <= new.change]
+                break
+        rows.close()
         return sorted(found, key=lambda c: c.change)[:limit]
 
     def last_change(self) -> int:

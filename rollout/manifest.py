@@ -18,6 +18,9 @@ from cluster.record import Record
 OPERATIONAL = (
     "run.directory",
     "run.max_cost",
+    "run.mirror",
+    "run.mirror_lag_s",
+    "run.mirror_records",
     "ray",
     "scores",
     "training",

@@ -8,7 +8,8 @@ import datetime as dt
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -19,7 +20,7 @@ from cluster.failures import DataError, SettingsError
 from cluster.record import Record
 from retrieval.corpus.rows import QuarantinedRow
 from rollout.events.event import Belief, Event
-from rollout.ledger import Ledger
+from rollout.ledger import Change, Ledger
 from rollout.manifest import Manifest, differences
 from rollout.record import ForecastKey
 
@@ -27,6 +28,9 @@ Floor = Mapping[tuple[str, dt.date], Belief]
 """Best possible forecast of a synthetic world, by (event id, day)."""
 QUARANTINE_FILE = "events.jsonl"
 """Under `quarantine/`: the rows of the events file that were not used."""
+_QUARANTINE = f"quarantine/{QUARANTINE_FILE}"
+LOCK_SECONDS = 1.0
+"""How long a lock is tried for: `in_use` holds it for an instant."""
 
 
 class RunDirectory:
@@ -85,19 +89,39 @@ class RunDirectory:
             raise SettingsError(
                 f"{self.path} holds a run already; resume it with --resume or choose another run.directory"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
-        quarantine = f"{self.quarantine.name}/{QUARANTINE_FILE}"
-        for leftover in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "floor.jsonl", quarantine):
-            (self.path / leftover).unlink(missing_ok=True)
-        self._write("settings.yaml", dump_settings(settings))
-        self._write("events.jsonl", "".join(e.model_dump_json() + "\n" for e in events))
+        files = {
+            "settings.yaml": dump_settings(settings),
+            "events.jsonl": "".join(e.model_dump_json() + "\n" for e in events),
+            "manifest.json": manifest.model_dump_json(indent=1),
+        }
         if floor:
-            self._write("floor.jsonl", dump_floor(floor))
+            files["floor.jsonl"] = dump_floor(floor)
         if rows := list(unused):
-            self.quarantine.mkdir(exist_ok=True)
-            self._write(quarantine, "".join(row.model_dump_json() + "\n" for row in rows))
-        Ledger.create(self.path / "ledger.sqlite", schedule).close()
-        self._write("manifest.json", manifest.model_dump_json(indent=1))
+            files[_QUARANTINE] = "".join(row.model_dump_json() + "\n" for row in rows)
+        self.lay({name: text.encode() for name, text in files.items()}, schedule)
+
+    def start_files(self) -> dict[str, Path]:
+        """What the run was begun with, by name: all that `lay` needs besides the schedule."""
+        names = ("settings.yaml", "events.jsonl", "floor.jsonl", _QUARANTINE, "manifest.json")
+        return {name: self.path / name for name in names if (self.path / name).is_file()}
+
+    def lay(
+        self,
+        files: Mapping[str, bytes],
+        schedule: Iterable[ForecastKey],
+        changes: Iterable[Sequence[Change]] = (),
+    ) -> None:
+        """Write a whole run: its start files, its schedule and what happened in it. The manifest goes last."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for leftover in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "floor.jsonl", _QUARANTINE):
+            (self.path / leftover).unlink(missing_ok=True)
+        for name, content in files.items():
+            if name != "manifest.json":
+                self._write(name, content)
+        with Ledger.create(self.path / "ledger.sqlite", schedule) as ledger:
+            for batch in changes:
+                ledger.replay(batch)
+        self._write("manifest.json", files["manifest.json"])
 
     def check_resumable(self, manifest: Manifest) -> None:
         """Raises SettingsError with every difference if the run came from something else."""
@@ -113,14 +137,33 @@ class RunDirectory:
         """Hold the run for this process until the returned file is closed. Raises SettingsError if another holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         handle = (self.path / "lock").open("wb")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            handle.close()
-            raise SettingsError(
-                f"{self.path} is in use by another process; wait for it or choose another directory"
-            ) from error
+        tries = 10
+        for left in reversed(range(tries)):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if left:
+                    time.sleep(LOCK_SECONDS / tries)
+                    continue
+                handle.close()
+                raise SettingsError(
+                    f"{self.path} is in use by another process; wait for it or choose another directory"
+                ) from error
+            break
         return handle
+
+    def in_use(self) -> bool:
+        """Whether a process works in this run."""
+        try:
+            handle = (self.path / "lock").open("rb")
+        except FileNotFoundError:
+            return False
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
 
     def _file(self, name: str) -> Path:
         file = self.path / name
@@ -128,10 +171,11 @@ class RunDirectory:
             raise DataError(f"{self.path} is not a run directory: {name} is missing")
         return file
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, content: bytes) -> None:
         part = self.path / f"{name}.part"
-        with part.open("w") as stream:
-            stream.write(text)
+        part.parent.mkdir(exist_ok=True)
+        with part.open("wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(self.path / name)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.failures import DataError, Failure
@@ -153,6 +153,7 @@ _COMMIT = st.lists(st.tuples(st.integers(0, 11), _KINDS), max_size=6)
 _RETRY = st.sets(_KINDS.filter(bool), min_size=1)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(_COMMIT, _RETRY), max_size=8), st.integers(1, 5))
 def test_a_ledger_that_replays_the_changes_of_another_equals_it(tmp_path_factory, happenings, limit):
     folder = tmp_path_factory.mktemp("replay")
