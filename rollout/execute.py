@@ -24,6 +24,7 @@ from cluster.endpoint.service import EndpointService
 from cluster.failures import FATAL_REASONS, Failure, InfrastructureError, PastcastError
 from cluster.pool import EngineClient, EnginePool
 from cluster.record import Record
+from cluster.replica import pool_bundles
 from cluster.session import require, start_session
 from retrieval.pool import start_retrieval_pool
 from retrieval.view import Searcher
@@ -317,7 +318,7 @@ def _bundles(settings: Settings) -> list[dict[str, float]]:
     """What the run's actors ask of Ray, one entry for each that cannot be divided."""
     bundles = [{"CPU": settings.ray.worker_cpus}] * settings.rollout.workers
     if settings.model.kind == "vllm":
-        bundles += [{"CPU": settings.engine.cpus, "GPU": settings.engine.gpus}] * settings.engine.replicas
+        bundles += pool_bundles(settings.engine)
     if uses_tools(settings):
         # The encoder is one more actor beside the shards.
         bundles += [{"CPU": settings.retrieval.actor_cpus}] * (settings.retrieval.shard_actors + 1)
