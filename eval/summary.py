@@ -106,6 +106,8 @@ class MeanUsage(Record):
     seconds: float
     model_seconds: float
     tool_seconds: float
+    price: float
+    """US dollars asked by an endpoint; 0 for our own engines."""
     attempts: float
 
 
@@ -318,6 +320,7 @@ def _mean_usage(records: Sequence[ForecastRecord]) -> MeanUsage | None:
         seconds=sum(u.seconds for u in usages) / n,
         model_seconds=sum(u.model_seconds for u in usages) / n,
         tool_seconds=sum(u.tool_seconds for u in usages) / n,
+        price=sum(u.price for u in usages) / n,
         attempts=sum(r.attempts for r in records) / n,
     )
 

@@ -27,12 +27,14 @@ def share_text(counts: Counts, count: int) -> str:
 
 
 def score_tables(scores: Scores) -> list[Table]:
-    """What `pastcast score` prints: scores with their references, then failures, then paired differences."""
+    """What `pastcast score` prints: scores with their references, failures, answers, cost, then paired differences."""
     tables = [_scores(scores)]
     if any(row.failures or row.counts.missing for row in scores.rows):
         tables.append(_failures(scores))
     if any(row.answers for row in scores.rows):
         tables.append(_answers(scores))
+    if any(row.usage and row.usage.price for row in scores.rows):
+        tables.append(_costs(scores))
     if scores.paired:
         table = _table("Paired differences in Brier (second minus first, negative is better)")
         for column in ("first", "second", "mode", "difference", "pairs", "unpaired"):
@@ -113,6 +115,29 @@ def _failures(scores: Scores) -> Table:
             table.add_row(*name, failure.reason, str(failure.n), treatment)
         if row.counts.missing:
             table.add_row(*name, "not recorded", str(row.counts.missing), "not scored (missing)")
+    return table
+
+
+def _costs(scores: Scores) -> Table:
+    table = _table("Cost of endpoints (US dollars)")
+    for column in ("run", "model", "mode"):
+        table.add_column(column, overflow="fold")
+    for column in ("forecasts", "cost", "a forecast", "tokens in", "of them cached", "tokens out"):
+        table.add_column(column, justify="right")
+    for row in scores.rows:
+        usage, n = row.usage, row.counts.recorded
+        if usage is not None and usage.price:
+            table.add_row(
+                Path(row.run).name,
+                row.model,
+                row.mode,
+                str(n),
+                f"{usage.price * n:.4f}",
+                f"{usage.price:.4f}",
+                f"{usage.input_tokens * n:,.0f}",
+                f"{usage.cached_tokens * n:,.0f}",
+                f"{usage.output_tokens * n:,.0f}",
+            )
     return table
 
 

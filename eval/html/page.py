@@ -75,6 +75,7 @@ def write_report(
         score_plot=score_plot(scores),
         stage_figures=stage_figures(scores),
         calibration_figures=calibration_figures(scores),
+        priced=any(row.usage.price for row in scores.rows if row.usage),
         tools=sorted({tool for row in scores.rows if row.usage for tool in row.usage.tool_calls}),
         events=[event_entry(group) for group in listed],
         events_left_out=len(events) - len(listed),
