@@ -16,6 +16,9 @@ from eval.longitudinal import stage_of, stage_table
 from eval.runs import load_run
 from eval.summary import Row, Scores, score_runs
 from eval.tables import comparison_table, score_tables
+from rollout.ledger import Ledger
+from rollout.packed import pack
+from rollout.run import RunDirectory
 
 RunMaker = Callable[..., Path]
 FAST = ScoreSettings(draws=200)
@@ -157,3 +160,22 @@ def test_dates_of_a_run_are_in_order(make_run: RunMaker) -> None:
     dates = load_run(make_run(modes=("no-tools",))).dates()["event-1"]
     assert list(dates) == sorted(dates)
     assert dates[0] == dt.date(2025, 3, 3)
+
+
+def test_what_an_endpoint_cost_is_summed_and_shown(make_run: RunMaker) -> None:
+    free, priced = make_run(name="free"), make_run(name="priced")
+    assert not any("Cost" in str(t.title) for t in score_tables(score_runs([free], FAST)))
+    with RunDirectory(priced).ledger() as ledger:
+        records = [(r, ledger.trajectory(r.key)) for r in ledger.records()]
+    (priced / "ledger.sqlite").unlink()
+    for leftover in priced.glob("ledger.sqlite-*"):
+        leftover.unlink()
+    with Ledger.create(priced / "ledger.sqlite", [r.key for r, _ in records]) as ledger:
+        for record, trajectory in records:
+            usage = record.usage.model_copy(update={"price": 0.25})
+            ledger.commit([pack(record.model_copy(update={"usage": usage}), trajectory)])
+    scores = score_runs([priced], FAST)
+    assert all(row.usage and row.usage.price == 0.25 for row in scores.rows)
+    out = io.StringIO()
+    Console(file=out, width=200).print(next(t for t in score_tables(scores) if "Cost" in str(t.title)))
+    assert f"{0.25 * scores.rows[0].counts.recorded:.4f}" in out.getvalue()

@@ -155,26 +155,3 @@ def test_a_server_that_does_not_know_the_model_ends_the_run_before_any_forecast(
     assert "Traceback" not in ended.stderr
     with RunDirectory(world[0] / "unknown").ledger() as ledger:
         assert not list(ledger.records())
-
-
-def test_a_run_stops_at_its_cost_and_goes_on_with_more(world, server):
-    common = options(world, server, "bounded")
-    bound = 8 * PRICE
-    stopped = pastcast("rollout", *common, "--max-cost", f"{bound:.6f}")
-    run = RunDirectory(world[0] / "bounded")
-    with run.ledger() as ledger:
-        records = list(ledger.records())
-    assert stopped.returncode != 0
-    assert "cost" in stopped.stdout + stopped.stderr
-    spent = sum(r.usage.price for r in records)
-    assert 0 < len(records) < 27
-    # No step begins beyond the bound; the eight that may be in flight finish, with at most three calls each.
-    assert bound <= spent <= bound + 8 * 3 * PRICE
-
-    still = pastcast("rollout", *common, "--max-cost", f"{bound:.6f}", "--resume")
-    with run.ledger() as ledger:
-        assert len(list(ledger.records())) == len(records), still.stdout
-    finished = pastcast("rollout", *common, "--max-cost", "1000", "--resume")
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    with run.ledger() as ledger:
-        assert len(list(ledger.records())) == 27

@@ -21,13 +21,13 @@ def code_blocks(page: Path, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_override_that_a_page_shows_is_a_setting(page: Path) -> None:
-    commands = [line for block in code_blocks(page, "") for line in block.splitlines()]
-    words = [shlex.split(line, comments=True) for line in commands if "--set" in line]
-    shown = [ws[i + 1] for ws in words for i, w in enumerate(ws) if w == "--set"]
+    lines = [line for block in code_blocks(page, "") for line in block.splitlines() if "--set" in line]
+    words = [shlex.split(line, comments=True) for line in lines]
+    commands = [[ws[i + 1] for i, w in enumerate(ws) if w == "--set"] for ws in words]
     # `engine.options={a: b}` in running text, without its shell quotes.
-    shown += re.findall(r"`--set ([a-z_.]+=[^`]+)`", page.read_text())
-    for override in shown:
-        load_settings([], [override])
+    commands += [[shown] for shown in re.findall(r"`--set ([a-z_.]+=[^`]+)`", page.read_text())]
+    for overrides in commands:
+        load_settings([], overrides)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
