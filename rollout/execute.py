@@ -21,10 +21,10 @@ from ray.exceptions import RayError, RayTaskError
 from cluster.config import Settings
 from cluster.endpoint.client import RemoteGate
 from cluster.endpoint.service import EndpointService
+from cluster.engine_shape import pool_bundles
 from cluster.failures import FATAL_REASONS, Failure, InfrastructureError, PastcastError
 from cluster.pool import EngineClient, EnginePool
 from cluster.record import Record
-from cluster.replica import pool_bundles
 from cluster.session import require, start_session
 from retrieval.pool import start_retrieval_pool
 from retrieval.view import Searcher

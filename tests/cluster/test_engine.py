@@ -14,6 +14,7 @@ import psutil
 import pytest
 import ray
 import torch
+from ray.util.placement_group import placement_group, remove_placement_group
 from safetensors.torch import load_file, save_file
 
 from cluster.adapters import AdapterError, with_adapter
@@ -21,11 +22,10 @@ from cluster.call import EngineCall
 from cluster.caller import Caller
 from cluster.config import EngineSettings, RaySettings, SamplingSettings
 from cluster.engine import EngineActor
+from cluster.engine_shape import actor_options, replica_bundles, replica_strategy
 from cluster.failures import InfrastructureError
 from cluster.fingerprint import weights_hash
 from cluster.home import model_path
-from cluster.placement import release
-from cluster.replica import actor_options, place_replica
 from cluster.session import start_session
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
@@ -63,13 +63,13 @@ def engine():
         for name, value in LAUNCHER.items():
             patch.setenv(name, value)
         with start_session(RaySettings(cpus=2)):
-            group = place_replica(SETTINGS, 30.0)
+            group = placement_group(replica_bundles(SETTINGS), replica_strategy(SETTINGS))
             actor = ray.remote(EngineActor).options(**actor_options(SETTINGS, group))
             handle = actor.remote(str(BASE), weights_hash(BASE), SETTINGS, SamplingSettings(), 7)
             ray.get(handle.facts.remote())
             yield handle
             ray.get(handle.shutdown.remote())
-            release(group)
+            remove_placement_group(group)
 
 
 def make_adapter(folder: Path, seed: int) -> Path:

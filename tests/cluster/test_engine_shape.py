@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.config import EngineSettings
-from cluster.replica import pool_bundles, replica_bundles, replica_strategy, scattered
+from cluster.engine_shape import pool_bundles, replica_bundles, replica_strategy, scattered
 from cluster.resources import shortage, total
 
 TWO_NODES = EngineSettings(cpus=4, gpus=8, tensor_parallel=4, pipeline_parallel=2, nodes=2)

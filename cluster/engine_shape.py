@@ -1,4 +1,4 @@
-"""What one engine reserves of a cluster and how its actor lies in it.
+"""What one engine reserves of a cluster and how its actor lies in it; nothing is reserved here.
 
 A replica has a placement group of its own, so that engines come and go one by one. On one node it is a single bundle, whose
 devices Ray gives to the actor and vLLM's own processes inherit. Over several nodes it is one bundle for each
@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import EngineSettings
 from cluster.environment import engine_environment
-from cluster.failures import InfrastructureError
-from cluster.placement import Strategy, place, release
+from cluster.placement import Strategy
 
 CONCURRENT_CALLS = 100_000
 """How many calls an engine's actor takes at once: the pool bounds them, and an abort must never queue behind them."""
@@ -36,21 +35,6 @@ def replica_bundles(settings: EngineSettings) -> list[dict[str, float]]:
 def replica_strategy(settings: EngineSettings) -> Strategy:
     """How its bundles are to lie."""
     return "STRICT_PACK" if settings.nodes == 1 else "PACK"
-
-
-def place_replica(settings: EngineSettings, timeout_s: float) -> PlacementGroup:
-    """Reserves what one replica needs; blocks for at most `timeout_s` seconds. The caller gives it back with `release`.
-
-    Raises InfrastructureError `placement-timeout` that names what is missing, or `placement-scattered` where ranks that
-    share layers would lie on different nodes.
-    """
-    group = place(replica_bundles(settings), replica_strategy(settings), timeout_s)
-    if settings.nodes > 1:
-        where = placement_group_table(group)["bundles_to_node_id"]
-        if (fault := scattered([where[bundle] for bundle in sorted(where)], settings)) is not None:
-            release(group)
-            raise InfrastructureError("placement-scattered", fault)
-    return group
 
 
 def scattered(nodes: Sequence[str], settings: EngineSettings) -> str | None:
