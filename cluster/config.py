@@ -42,12 +42,25 @@ class RunSettings(Section):
     seed: int = 0
     max_cost: PositiveFloat | None = None
     """US dollars: no step is started once the run's forecasts have cost this much."""
+    share: str | None = Field(None, pattern=r"^[1-9]\d*(,[1-9]\d*)*/[1-9]\d*$")
+    """Which share of the events this job runs, when several jobs divide them: `2/4` is the second of four, `1,3/4` two of
+    them. `pastcast merge` joins the runs."""
     mirror: str | None = None
     """An fsspec address (`file:///…`, `s3://…`) to which records are also shipped while the run goes on."""
     mirror_lag_s: PositiveFloat = 30.0
     """A record is in the mirror at most this long after it was committed, while the mirror can be reached."""
     mirror_records: PositiveInt = 500
     """This many records are shipped at once, without waiting any longer."""
+
+    @field_validator("share")
+    @classmethod
+    def _within(cls, share: str | None) -> str | None:
+        if share is not None:
+            numbers, of = share.split("/")
+            chosen = [int(n) for n in numbers.split(",")]
+            if chosen != sorted(set(chosen)) or chosen[-1] > int(of):
+                raise ValueError(f"{share} does not name shares from 1 to {of}, each once and in order")
+        return share
 
 
 class RaySettings(Section):

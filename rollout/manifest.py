@@ -14,6 +14,8 @@ from typing import Any
 from cluster.config import Settings
 from cluster.fingerprint import hash_files
 from cluster.record import Record
+from rollout.events.event import Event
+from rollout.record import ForecastKey
 
 OPERATIONAL = (
     "run.directory",
@@ -104,6 +106,22 @@ def make_manifest(settings: Settings, inputs: Mapping[str, str]) -> Manifest:
         "inputs": dict(inputs),
     }
     return Manifest(**content, fingerprint=hash_json(content))
+
+
+def content_hashes(events: Iterable[Event], keys: Iterable[ForecastKey]) -> dict[str, str]:
+    """The inputs that say which forecasts a run holds."""
+    return {
+        "events": hash_lines(e.model_dump_json() for e in events),
+        "schedule": hash_lines(k.model_dump_json() for k in keys),
+    }
+
+
+def regrouped(manifest: Manifest, share: str | None, content: Mapping[str, str]) -> Manifest:
+    """The manifest of the run that had this share of the events, and was otherwise the same."""
+    changed = manifest.model_dump(mode="json", exclude={"fingerprint"})
+    changed["settings"]["run"]["share"] = share
+    changed["inputs"] |= content
+    return Manifest(**changed, fingerprint=hash_json(changed))
 
 
 def differences(old: Manifest, new: Manifest) -> list[str]:

@@ -25,11 +25,12 @@ from rollout.events.deadline import hide_moved_deadlines
 from rollout.events.event import Belief, Event
 from rollout.events.load import load_events
 from rollout.events.split import split_events
-from rollout.manifest import Manifest, hash_lines, make_manifest
+from rollout.manifest import Manifest, content_hashes, make_manifest
 from rollout.prompts import prompt_hash
 from rollout.record import ForecastKey
 from rollout.run import QUARANTINE_FILE, read_floor
 from rollout.sandbox import Sandbox
+from rollout.share import share_of
 
 logger = logging.getLogger(__name__)
 
@@ -141,10 +142,15 @@ def make_plan(settings: Settings) -> Plan:
             continue
         dates[event.id] = days
         events.append(event)
+    if settings.run.share is not None:
+        mine = share_of(events, settings.run.share)
+        dropped["other-share"] += len(events) - len(mine)
+        events = mine
+        dates = {e.id: dates[e.id] for e in events}
     if not events:
         raise DataError(
             f"no event of {settings.events.path} can be forecast: {len(loaded.records)} loaded, quarantined "
-            f"{loaded.quarantined}, dropped {dict(dropped)}; check events.train, events.eval and rollout.splits"
+            f"{loaded.quarantined}, dropped {dict(dropped)}; check events.train, events.eval, rollout.splits and run.share"
         )
     label = settings.label
     keys = schedule(label, dates, settings.rollout.modes, settings.rollout.count)
@@ -191,8 +197,7 @@ def _inputs(
 ) -> Mapping[str, str]:
     prompts = {f"prompt.{m}": prompt_hash(m, settings.rollout.prompt) for m in settings.rollout.modes}
     return {
-        "events": hash_lines(e.model_dump_json() for e in events),
-        "schedule": hash_lines(k.model_dump_json() for k in keys),
+        **content_hashes(events, keys),
         "index": index,
         "weights": weights,
         "sandbox": Sandbox(settings.rollout.python).describe() if uses_tools(settings) else "",

@@ -68,6 +68,12 @@ class RunDirectory:
         file = self.path / "floor.jsonl"
         return read_floor(file) if file.is_file() else {}
 
+    def unused(self) -> list[QuarantinedRow]:
+        """The rows of the events file that gave no event."""
+        file = self.path / _QUARANTINE
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        return [QuarantinedRow.model_validate_json(line) for line in lines]
+
     def ledger(self) -> Ledger:
         """The run's ledger, opened."""
         return Ledger.open(self._file("ledger.sqlite"))
@@ -85,20 +91,15 @@ class RunDirectory:
 
         What a killed creation left behind is replaced. Raises SettingsError for a started run.
         """
+        self.require_new()
+        self.lay(start_content(settings, manifest, events, floor, unused), schedule)
+
+    def require_new(self) -> None:
+        """Raises SettingsError if a run was started here."""
         if self.exists:
             raise SettingsError(
                 f"{self.path} holds a run already; resume it with --resume or choose another run.directory"
             )
-        files = {
-            "settings.yaml": dump_settings(settings),
-            "events.jsonl": "".join(e.model_dump_json() + "\n" for e in events),
-            "manifest.json": manifest.model_dump_json(indent=1),
-        }
-        if floor:
-            files["floor.jsonl"] = dump_floor(floor)
-        if rows := list(unused):
-            files[_QUARANTINE] = "".join(row.model_dump_json() + "\n" for row in rows)
-        self.lay({name: text.encode() for name, text in files.items()}, schedule)
 
     def start_files(self) -> dict[str, Path]:
         """What the run was begun with, by name: all that `lay` needs besides the schedule."""
@@ -179,6 +180,26 @@ class RunDirectory:
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(self.path / name)
+
+
+def start_content(
+    settings: Settings,
+    manifest: Manifest,
+    events: Iterable[Event],
+    floor: Floor,
+    unused: Iterable[QuarantinedRow] = (),
+) -> dict[str, bytes]:
+    """What a run is begun with, as `RunDirectory.lay` takes it."""
+    files = {
+        "settings.yaml": dump_settings(settings),
+        "events.jsonl": "".join(e.model_dump_json() + "\n" for e in events),
+        "manifest.json": manifest.model_dump_json(indent=1),
+    }
+    if floor:
+        files["floor.jsonl"] = dump_floor(floor)
+    if rows := list(unused):
+        files[_QUARANTINE] = "".join(row.model_dump_json() + "\n" for row in rows)
+    return {name: text.encode() for name, text in files.items()}
 
 
 class _FloorRow(Record):

@@ -148,6 +148,22 @@ def rollout(
         raise typer.Exit(1)
 
 
+@_verb(app, "merge", "pastcast merge runs/all runs/share-1 runs/share-2")
+def merge(
+    out: Annotated[Path, typer.Argument(help="The run directory to write.")],
+    runs: Runs,
+) -> None:
+    """Join the runs of several jobs over one plan; whatever they do not agree on is refused."""
+    from rollout.merge import merge_runs
+
+    made = merge_runs(out, runs)
+    console.print(
+        f"{made.path}: {made.recorded} of {made.scheduled} forecasts of {made.runs} runs, {made.repeated} of them in more "
+        f"than one; {made.superseded} records that were taken back are kept",
+        highlight=False,
+    )
+
+
 @_verb(app, "score", "pastcast score runs/demo --json")
 def score(
     runs: Runs,

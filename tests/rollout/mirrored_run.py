@@ -12,7 +12,7 @@ from flaky_store import register
 from cluster.config import RunSettings, Settings
 from cluster.failures import Failure
 from rollout.events.event import Event
-from rollout.manifest import make_manifest
+from rollout.manifest import content_hashes, make_manifest
 from rollout.mirror import mirrored, restore
 from rollout.packed import pack
 from rollout.record import ForecastKey, ForecastRecord, Usage
@@ -23,7 +23,7 @@ from rollout.trajectory import Trajectory, Turn
 DAY = dt.date(2024, 7, 3)
 EVENTS = [
     Event(
-        id=f"e{i}",
+        id=f"e{i:02}",
         source="test",
         question="Will it?",
         options=("YES", "NO"),
@@ -58,7 +58,7 @@ def packed(key, p=0.5, kind=None, reason="gone"):
 def lay(run, settings=None, events=EVENTS, keys=EVERY_KEY):
     settings = settings or Settings()
     floor = {(e, day): p for (e, day), p in FLOOR.items() if e in {event.id for event in events}}
-    run.create(settings, make_manifest(settings, {"schedule": "x"}), events, keys, floor)
+    run.create(settings, make_manifest(settings, content_hashes(events, keys)), events, keys, floor)
     return run
 
 
