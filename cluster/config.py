@@ -184,10 +184,13 @@ class ModelSettings(Section):
     """A LoRA adapter's folder: forecasts are sampled with it over the weights at `path`."""
     chat: Literal["auto", "template", "hermes"] = "auto"
     """`template`: the tokenizer's own; `hermes`: ours; `auto`: its own where it renders tools and appends, else ours."""
-    tool_parser: str = "hermes"
-    """A tool-call parser of vLLM by its registered name."""
-    reasoning_parser: str = ""
-    """A reasoning parser of vLLM by its registered name; empty for models without reasoning."""
+    transcript: Literal["exact", "rendered"] = "exact"
+    """`exact`: every turn only appends to the ids before it. `rendered`: the chat template writes the whole chat anew each
+    turn, for templates that cannot append; marked in every record and never trained on token by token."""
+    tool_parser: str = "auto"
+    """A tool-call parser of vLLM by its registered name; `auto`: that of the chat template's family."""
+    reasoning_parser: str = "auto"
+    """A reasoning parser of vLLM by its registered name, or empty for models without reasoning; `auto`: the family's."""
     reader_searches: PositiveInt = 1
     reader_top_k: PositiveInt = 4
     reader_scrapes: int = Field(0, ge=0)
@@ -452,8 +455,13 @@ class BudgetSettings(Section):
     seconds: PositiveFloat = 3600.0
     answer_turns: PositiveInt = 1
     """Turns without tools in which the report is demanded once the budget is spent or a turn ends without one."""
-    tool_output_characters: PositiveInt = 12_000
-    notebook_characters: PositiveInt = 20_000
+    tool_output_tokens: PositiveInt = 3_000
+    """Longest result of a search or of an opened article; what is cut is said and counted. Models that read messages have
+    no tokenizer here: for them, in all three bounds, a token is four characters."""
+    python_output_tokens: PositiveInt = 1_000
+    """Longest result of the Python tool; its beginning and its end are kept."""
+    notebook_tokens: PositiveInt = 5_000
+    """Longest notebook that is carried on; a longer one is invalid, and the last valid one is kept."""
 
     @property
     def resolved(self) -> tuple[int, int]:
@@ -470,6 +478,7 @@ class PythonSettings(Section):
     timeout_s: PositiveFloat = 10.0
     memory_mib: PositiveInt = 2048
     output_characters: PositiveInt = 4_000
+    """Kept of each of a cell's two outputs; `rollout.budget.python_output_tokens` bounds what a model is shown of them."""
     parallel: PositiveInt = 2
     """Cells at once per worker."""
 
@@ -489,6 +498,8 @@ class RolloutSettings(Section):
     prompt: Literal["full", "compact"] = "full"
     parse: Literal["strict", "lenient"] = "strict"
     """Which policy decides whether a report is usable (both are recorded)."""
+    check_share: float = Field(0.02, ge=0, le=1)
+    """Share of the finished steps whose transcript is checked once more against what the model was sent and said."""
     budget: BudgetSettings = BudgetSettings()
     python: PythonSettings = PythonSettings()
 

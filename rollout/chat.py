@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from cluster.failures import SettingsError
-from rollout.template import TemplateFormat, ToolsNotRendered
+from rollout.chat_template import ToolsNotRendered
+from rollout.families import chosen_parsers
+from rollout.rendered import RenderedFormat
+from rollout.template import TemplateFormat
 from rollout.tools import ToolSchema
 from rollout.trajectory import Message
 from rollout.turn_parser import ParsedTurn, TurnParser
@@ -54,6 +57,10 @@ class ChatFormat(Protocol):
 
     def parse(self, ids: Sequence[int]) -> ParsedTurn:
         """What sampled ids say. Never raises: what cannot be parsed is a malformed call or text."""
+        ...
+
+    def tokens(self, text: str) -> int:
+        """Length of a text by itself."""
         ...
 
 
@@ -106,9 +113,14 @@ class HermesFormat:
 
     def parse(self, ids: Sequence[int]) -> ParsedTurn:
         """Decodes without the stop id and parses."""
-        kept = list(ids[:-1]) if ids and ids[-1] in self.stop_ids else list(ids)
+        ended = bool(ids) and ids[-1] in self.stop_ids
+        kept = list(ids[:-1]) if ended else list(ids)
         text = self._tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return self._parser.parse(str(text))
+        return self._parser.parse(str(text), ended=ended)
+
+    def tokens(self, text: str) -> int:
+        """Length of a text by itself."""
+        return len(self._text(text))
 
     def _begin(self) -> list[int]:
         return [self._start, *self._text("assistant\n")]
@@ -126,20 +138,37 @@ def load_chat(
 ) -> ChatFormat:
     """The format of the tokenizer in `path`. `identity` is the fingerprint of that folder.
 
-    `auto` takes the template where it can say all that a step may have to say, and ours otherwise. Raises SettingsError
-    that says what the tokenizer or its template lacks.
+    `auto` takes the template where it can say all that a step may have to say, and ours otherwise; parsers that are `auto`
+    are those of the template's family, or those of our format. Raises SettingsError that says what the tokenizer or its
+    template lacks.
     """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path)
-    parser = TurnParser(tokenizer, tool_parser, reasoning_parser)
-    if kind == "template":
-        return TemplateFormat(tokenizer, parser, identity)
-    if kind == "auto":
+    template = tokenizer.chat_template or ""
+    if kind != "hermes":
         try:
-            return TemplateFormat(tokenizer, parser, identity)
+            return TemplateFormat(
+                tokenizer, TurnParser(tokenizer, *chosen_parsers(template, tool_parser, reasoning_parser)), identity
+            )
         except ToolsNotRendered as error:
+            if kind == "template":
+                raise
             logger.info("%s takes our own chat format: %s", path, error)
         except SettingsError as error:
+            if kind == "template":
+                raise SettingsError(f"{error}; or run with model.transcript=rendered") from error
             logger.warning("%s takes our own chat format: %s", path, error)
-    return HermesFormat(tokenizer, parser, identity)
+    _, reasoning = chosen_parsers(template, "hermes", reasoning_parser)
+    return HermesFormat(
+        tokenizer, TurnParser(tokenizer, "hermes" if tool_parser == "auto" else tool_parser, reasoning), identity
+    )
+
+
+def load_rendered(path: Path, tool_parser: str, reasoning_parser: str, identity: str) -> RenderedFormat:
+    """The tokenizer's chat template, to be rendered anew each turn. Raises SettingsError as `load_chat`."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    parsers = chosen_parsers(tokenizer.chat_template or "", tool_parser, reasoning_parser)
+    return RenderedFormat(tokenizer, TurnParser(tokenizer, *parsers), identity)

@@ -1,7 +1,7 @@
 """The conversation of one step, for token models and for message models.
 
 A token dialogue holds the ids that the engine has seen and appends to them; it never looks back. A message dialogue
-holds messages alone.
+holds messages alone. `rendered.py` has the one for templates that cannot append.
 """
 
 import datetime as dt
@@ -11,8 +11,11 @@ from typing import Protocol
 from rollout.chat import ChatFormat
 from rollout.model import Completion
 from rollout.tools import ToolSchema
-from rollout.trajectory import Message
+from rollout.trajectory import Message, Transcript
 from rollout.turn_parser import ParsedTurn, storable
+
+CHARACTERS_PER_TOKEN = 4
+"""Where there is no tokenizer."""
 
 
 class Dialogue(Protocol):
@@ -20,6 +23,8 @@ class Dialogue(Protocol):
 
     tokenizer: str
     """Fingerprint of tokenizer and chat format; empty for a message dialogue."""
+    transcript: Transcript
+    """How the conversation reaches the model."""
 
     def ids(self) -> tuple[int, ...]:
         """The whole context, as the engine is to see it."""
@@ -29,27 +34,34 @@ class Dialogue(Protocol):
         """Tokens left in the context; a message dialogue has no limit of its own."""
         ...
 
+    def tokens(self, text: str) -> int:
+        """Length of a text by itself."""
+        ...
+
     def cost(self, messages: Sequence[Message], today: dt.date) -> int:
         """Tokens that appending these messages behind a turn would take; `today` is the forecast date."""
         ...
 
     def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> tuple[int, ...]:
-        """Append messages before the next call; returns the ids that were added."""
+        """Append messages before the next call; returns the ids that were added (all of them, if rendered anew)."""
         ...
 
     def accept(self, completion: Completion) -> ParsedTurn:
-        """Take what the model said into the conversation."""
+        """Take what the model said into the conversation. Ids of its calls are unique in the step."""
         ...
 
 
 class TokenDialogue:
     """Token-exact: the context is the concatenation of what was rendered and what was sampled."""
 
+    transcript: Transcript = "exact"
+
     def __init__(self, chat: ChatFormat, max_model_len: int) -> None:
         self._chat = chat
         self._limit = max_model_len
         self._ids: list[int] = []
         self._last: int | None = None
+        self._turns = 0
         self.tokenizer = chat.fingerprint
 
     def ids(self) -> tuple[int, ...]:
@@ -59,6 +71,10 @@ class TokenDialogue:
     def room(self) -> int:
         """What the context still holds."""
         return self._limit - len(self._ids)
+
+    def tokens(self, text: str) -> int:
+        """Length of a text by itself."""
+        return self._chat.tokens(text)
 
     def cost(self, messages: Sequence[Message], today: dt.date) -> int:
         """Length of the ids that `append` would add behind a turn."""
@@ -74,13 +90,18 @@ class TokenDialogue:
         """Sampled ids are appended as they are."""
         self._ids += completion.token_ids
         self._last = completion.token_ids[-1] if completion.token_ids else None
-        return self._chat.parse(completion.token_ids)
+        self._turns += 1
+        return self._chat.parse(completion.token_ids).numbered(self._turns - 1)
 
 
 class MessageDialogue:
     """For models that read messages."""
 
     tokenizer = ""
+    transcript: Transcript = "messages"
+
+    def __init__(self) -> None:
+        self._turns = 0
 
     def ids(self) -> tuple[int, ...]:
         """None."""
@@ -89,6 +110,10 @@ class MessageDialogue:
     def room(self) -> int:
         """Unlimited."""
         return 1_000_000_000
+
+    def tokens(self, text: str) -> int:
+        """An estimate."""
+        return -(-len(text) // CHARACTERS_PER_TOKEN)
 
     def cost(self, messages: Sequence[Message], today: dt.date) -> int:  # noqa: ARG002 - the protocol's signature
         """Nothing."""
@@ -101,4 +126,6 @@ class MessageDialogue:
     def accept(self, completion: Completion) -> ParsedTurn:
         """The model has said it in words already."""
         calls = tuple(storable(call) for call in completion.tool_calls)
-        return ParsedTurn(text=completion.text, reasoning=completion.reasoning, tool_calls=calls)
+        self._turns += 1
+        said = ParsedTurn(text=completion.text, reasoning=completion.reasoning, tool_calls=calls)
+        return said.numbered(self._turns - 1)

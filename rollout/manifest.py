@@ -73,6 +73,7 @@ OPERATIONAL = (
     "rollout.workers",
     "rollout.concurrency",
     "rollout.attempts",
+    "rollout.check_share",
     "rollout.python.parallel",
 )
 """Settings that may differ between a run and its resumption: none of them can alter what is sampled or shown, or (paths)

@@ -7,6 +7,7 @@ from what it carries.
 
 import datetime as dt
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -14,9 +15,6 @@ from pydantic import ValidationError
 from cluster.record import Record
 from rollout.events.event import EventPrompt, normalized_label
 from rollout.report import plain_text, strict_json
-
-NOTEBOOK_CHARACTERS = 20_000
-"""Bound on a notebook's text unless the budget says otherwise: it is repeated in every later prompt."""
 
 _TAG = re.compile(r"<(/?)belief_notebook>")
 _WHY_CHARACTERS = 500
@@ -61,11 +59,16 @@ class NotebookState(Record):
 
 
 def parse_notebook(
-    text: str, previous: NotebookState | None, event: EventPrompt, characters: int = NOTEBOOK_CHARACTERS
+    text: str,
+    previous: NotebookState | None,
+    event: EventPrompt,
+    limit: int | None = None,
+    tokens: Callable[[str], int] = len,
 ) -> NotebookState:
     """The state after a step whose final text is `text`: the last complete `<belief_notebook>{json}</belief_notebook>`.
 
-    `characters` bounds the notebook as `render_notebook` writes it. An invalid date of an entry becomes None, absent
+    `limit` bounds the notebook as `render_notebook` writes it, in what `tokens` counts: it is repeated in every later
+    prompt. An invalid date of an entry becomes None, absent
     `supports` and `rules_out` are empty, unknown fields are left out; anything else that does not fit, or a `p` that
     names no option, makes the notebook invalid. Never raises.
     """
@@ -77,9 +80,8 @@ def parse_notebook(
         )
     try:
         notebook = _notebook(strict_json(body), event)
-        length = len(render_notebook(notebook))
-        if length > characters:
-            raise ValueError(f"{length} characters, at most {characters} are carried")
+        if limit is not None and (length := tokens(render_notebook(notebook))) > limit:
+            raise ValueError(f"{length} tokens, at most {limit} are carried")
     except RecursionError:
         return NotebookState(notebook=carried, status="invalid", why="nested too deeply")
     except ValidationError as error:

@@ -7,6 +7,7 @@ from cluster.failures import Failure
 from cluster.record import Record
 from rollout.notebook import NotebookState
 from rollout.report import Report
+from rollout.trajectory import Transcript
 
 Mode = Literal["no-tools", "memory-free", "memory-on"]
 MODES: tuple[Mode, ...] = ("no-tools", "memory-free", "memory-on")
@@ -33,7 +34,9 @@ class Usage(Record):
     tool_errors: dict[str, int] = {}
     """Failed calls by error name."""
     malformed_calls: dict[str, int] = {}
-    """Calls that could not be parsed, by kind."""
+    """Calls that could not be read, by MalformedKind; `bad-json` also counts those whose arguments are not JSON."""
+    cut_characters: dict[str, int] = {}
+    """Characters that were cut from what tools returned, by tool name."""
     input_tokens: int = 0
     """Sum over model calls of the context length."""
     cached_tokens: int = 0
@@ -61,3 +64,5 @@ class ForecastRecord(Record):
     prompt: str
     """Hash of the prompt templates."""
     weights: str = ""
+    transcript: Transcript = "messages"
+    """`rendered`: its turns are not to be trained on token by token."""

@@ -9,6 +9,7 @@ by its driver not answering.
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from typing import get_args
 
 from cluster.config import BudgetSettings, RetrievalSettings
 from cluster.failures import Failure
@@ -17,11 +18,20 @@ from rollout.dialogue import Dialogue
 from rollout.events.event import EventPrompt
 from rollout.model import Completion, SampleRequest
 from rollout.notebook import NotebookState, parse_notebook
-from rollout.prompts import demand, prompt_hash, render
+from rollout.prompts import Scarce, budget_left, demand, prompt_hash, render
 from rollout.record import ForecastKey, ForecastRecord, Usage
 from rollout.report import ParsePolicy, parse_report
-from rollout.tools import TOOLS, ToolWant, malformed, over_budget, read_call, shortened
-from rollout.trajectory import FinishReason, Message, ToolCall, ToolResult, Trajectory, Turn
+from rollout.tools import NOTE_TOKENS, TOOLS, ToolWant, malformed, over_budget, read_call, shortened
+from rollout.trajectory import (
+    FinishReason,
+    MalformedCall,
+    MalformedKind,
+    Message,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 
 CLOSED: dict[FinishReason, str] = {
     "refused": "content-refused",
@@ -93,9 +103,13 @@ class _Step:
         self._turns: list[Turn] = []
         self._tool_calls: Counter[str] = Counter()
         self._tool_errors: Counter[str] = Counter()
+        self._malformed: Counter[str] = Counter()
+        self._cut: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
         self._price = 0.0
         self._detail = ""
+        self._round_seconds = 0.0
+        """The longest turn so far, its tools included."""
 
     def run(self) -> StepGenerator:
         task = self._task
@@ -105,6 +119,7 @@ class _Step:
         )
         offered = tuple(TOOLS) if self._offering() else ()
         while True:
+            began = self._clock()
             if self._turns and self._dialogue.cost(added, task.key.date) >= self._dialogue.room():
                 return self._finish("context-full")
             prompt_ids = self._dialogue.append(added, [TOOLS[name] for name in offered], task.key.date)
@@ -126,14 +141,19 @@ class _Step:
             )
             assert isinstance(completion, Completion)
             parsed = self._dialogue.accept(completion)
-            calls = tuple(c.model_copy(update={"id": f"{len(self._turns)}-{c.id}"}) for c in parsed.tool_calls)
+            calls = parsed.tool_calls
             self._count(completion)
             results: tuple[ToolResult, ...] = ()
+            told: Sequence[Message] = ()
+            goes_on = False
             closed = CLOSED.get(completion.finish, "")
             if (calls or parsed.malformed) and not closed:
-                results = yield from self._use(calls, parsed.malformed, offered)
-                if offered:
-                    self._iterations -= 1
+                self._iterations -= bool(offered)
+                ran = yield from self._use(calls, parsed.malformed, offered)
+                self._round_seconds = max(self._round_seconds, self._clock() - began)
+                # Tools that were withdrawn stay withdrawn: the demand said so.
+                goes_on = bool(offered) and self._offering()
+                results, told = self._shown(ran, goes_on)
             turn = Turn(
                 messages=tuple(added),
                 tools=offered,
@@ -157,9 +177,8 @@ class _Step:
                 return self._finish(closed if len(self._turns) > 1 or closed != "context-full" else "prompt-too-long")
             if not results and self._answered(parsed.text):
                 return self._finish("")
-            added = [_tool_message(r) for r in results]
-            # Tools that were withdrawn stay withdrawn: the demand said so.
-            if results and offered and self._offering():
+            added = list(told)
+            if goes_on:
                 continue
             if self._demands == 0:
                 return self._finish("")
@@ -184,8 +203,8 @@ class _Step:
         return "context" if self._dialogue.room() <= ANSWER_RESERVE else "budget"
 
     def _use(
-        self, calls: Sequence[ToolCall], reasons: Sequence[str], offered: tuple[str, ...]
-    ) -> Generator[Want, Answer, tuple[ToolResult, ...]]:
+        self, calls: Sequence[ToolCall], unread: Sequence[MalformedCall], offered: tuple[str, ...]
+    ) -> Generator[Want, Answer, list[ToolResult]]:
         """One result for each call, in order; what may not run is answered without running."""
         decided: list[ToolWant | ToolResult] = []
         for call in calls:
@@ -194,7 +213,7 @@ class _Step:
                 continue
             self._calls -= 1
             decided.append(read_call(call, offered, self._task.retrieval))
-        decided += [malformed(reason) for reason in reasons]
+        decided += [malformed(call) for call in unread]
         wants = tuple(d for d in decided if not isinstance(d, ToolResult))
         answers: tuple[ToolResult, ...] = ()
         if wants:
@@ -202,36 +221,50 @@ class _Step:
             assert isinstance(answer, tuple)
             answers = answer
         ran = iter(answers)
-        results: list[ToolResult] = [d if isinstance(d, ToolResult) else next(ran) for d in decided]
+        results = [d if isinstance(d, ToolResult) else next(ran) for d in decided]
         for result in results:
-            self._tool_calls[result.name if result.name in TOOLS else "other"] += 1
+            self._tool_calls[_counted(result.name)] += 1
             self._totals["tool_milliseconds"] += round(result.seconds * 1000)
             if result.error:
                 self._tool_errors[result.error] += 1
-        return tuple(self._fit(results))
-
-    def _fit(self, results: list[ToolResult]) -> list[ToolResult]:
-        """Results cut, longest first, until they and a report fit the context; what was cut is said."""
-        room = self._dialogue.room() - ANSWER_RESERVE
-        total = self._cost(results)
-        alone: dict[int, int] = {}
-        while total > room:
-            longest = max(range(len(results)), key=lambda i: len(results[i].text))
-            result = results[longest]
-            if len(result.text) <= len(_CUT):
-                break
-            if longest not in alone:
-                alone[longest] = self._cost([result])
-            whole = result.model_copy(update={"text": result.text.removesuffix(_CUT)})
-            results[longest] = shortened(whole, (len(result.text) - len(_CUT)) // 2, _CUT)
-            # Only what has changed is tokenized again.
-            total -= alone[longest]
-            alone[longest] = self._cost([results[longest]])
-            total += alone[longest]
+            if result.error in get_args(MalformedKind):
+                self._malformed[result.error] += 1
         return results
 
-    def _cost(self, results: Sequence[ToolResult]) -> int:
-        return self._dialogue.cost([_tool_message(r) for r in results], self._task.key.date)
+    def _shown(self, results: list[ToolResult], goes_on: bool) -> tuple[tuple[ToolResult, ...], list[Message]]:
+        """The results within their bounds, and the messages that tell them; the last one says what is left."""
+        longest_notice = budget_left(self._iterations, self._calls, "context") if goes_on else ""
+        kept = self._fit(results, longest_notice)
+        for result in kept:
+            if result.cut_characters:
+                self._cut[_counted(result.name)] += result.cut_characters
+        texts = [r.text for r in kept]
+        told = _tool_messages(texts, kept, longest_notice)
+        if goes_on:
+            room = self._dialogue.room() - self._dialogue.cost(told, self._task.key.date)
+            told = _tool_messages(texts, kept, budget_left(self._iterations, self._calls, self._scarce(room)))
+        return tuple(kept), told
+
+    def _fit(self, results: list[ToolResult], notice: str) -> list[ToolResult]:
+        """Results cut to their own bounds, and the longest of them until all and a report fit the context."""
+        budget, tokens = self._task.budget, self._dialogue.tokens
+        bounds = [budget.python_output_tokens if r.name == "python" else budget.tool_output_tokens for r in results]
+        sizes = [tokens(r.text) for r in results]
+        frame = self._dialogue.cost(_tool_messages([""] * len(results), results, notice), self._task.key.date)
+        room = self._dialogue.room() - ANSWER_RESERVE - frame
+        level = fair_share([min(size, bound) for size, bound in zip(sizes, bounds, strict=True)], room)
+        # What is no longer than the note about a cut is not worth one.
+        limits = [max(NOTE_TOKENS, min(bound, level)) for bound in bounds]
+        return [
+            result if size <= limit else shortened(result, limit, tokens)
+            for result, size, limit in zip(results, sizes, limits, strict=True)
+        ]
+
+    def _scarce(self, room: int) -> Scarce:
+        """What may end the tools at the next turn although turns and calls are left; `room` is what that turn begins with."""
+        if self._task.budget.seconds - (self._clock() - self._began) <= self._round_seconds:
+            return "time"
+        return "context" if room <= ANSWER_RESERVE + self._task.max_tokens else ""
 
     def _count(self, completion: Completion) -> None:
         context = len(self._dialogue.ids())
@@ -251,7 +284,9 @@ class _Step:
         report = parse_report(said, task.event, task.policy)
         notebook = None
         if task.key.mode == "memory-on":
-            notebook = parse_notebook(said, task.carried, task.event, task.budget.notebook_characters)
+            notebook = parse_notebook(
+                said, task.carried, task.event, task.budget.notebook_tokens, self._dialogue.tokens
+            )
         failure = None
         if report.verdict == "unusable":
             reason = "unusable-answer" if self._answered(said) else "no-answer"
@@ -262,6 +297,8 @@ class _Step:
             model_calls=len(self._turns),
             tool_calls=dict(self._tool_calls),
             tool_errors=dict(self._tool_errors),
+            malformed_calls=dict(self._malformed),
+            cut_characters=dict(self._cut),
             input_tokens=self._totals["input"],
             cached_tokens=self._totals["cached"],
             output_tokens=self._totals["output"],
@@ -279,12 +316,32 @@ class _Step:
             usage=usage,
             prompt=prompt_hash(task.key.mode, task.variant),
             weights=turns[-1].weights,
+            transcript=self._dialogue.transcript,
         )
-        return record, Trajectory(turns=turns, tokenizer=self._dialogue.tokenizer)
+        trajectory = Trajectory(turns=turns, tokenizer=self._dialogue.tokenizer, transcript=self._dialogue.transcript)
+        return record, trajectory
 
 
-_CUT = "\n[cut: the context is nearly full]"
+def fair_share(sizes: Sequence[int], room: int) -> int:
+    """The largest bound with which all sizes, each cut to it, fit `room`; at least 0. Without need to cut, the largest size."""
+    left = max(0, room)
+    for cut, size in enumerate(sorted(sizes)):
+        others = len(sizes) - cut
+        if size * others > left:
+            return left // others
+        left -= size
+    return max(sizes, default=0)
 
 
-def _tool_message(result: ToolResult) -> Message:
-    return Message(role="tool", content=result.text, call_id=result.call_id, name=result.name)
+def _tool_messages(texts: Sequence[str], results: Sequence[ToolResult], notice: str) -> list[Message]:
+    """One message for each result, the last one with the notice below it."""
+    told = [
+        Message(role="tool", content=t, call_id=r.call_id, name=r.name) for t, r in zip(texts, results, strict=True)
+    ]
+    if notice:
+        told[-1] = told[-1].model_copy(update={"content": f"{told[-1].content}\n{notice}"})
+    return told
+
+
+def _counted(name: str) -> str:
+    return name if name in TOOLS else "other"

@@ -11,12 +11,11 @@ import datetime as dt
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-import jinja2
-
 from cluster.failures import SettingsError
+from rollout.chat_template import ChatTemplate
 from rollout.tools import TOOLS, ToolSchema
 from rollout.trajectory import Message, ToolCall
 from rollout.turn_parser import ParsedTurn, TurnParser
@@ -37,38 +36,32 @@ _RESULTS = (
 _DEMAND = Message(role="user", content="qz4demand")
 
 
-class ToolsNotRendered(SettingsError):
-    """The template has no place for tools at all."""
-
-
 class TemplateFormat:
     """The tokenizer's own chat template, if it says tools, results and demands, and appends them."""
 
     def __init__(self, tokenizer: Any, parser: TurnParser, identity: str = "") -> None:
         """Raises SettingsError that says what the template cannot do."""
-        if not tokenizer.chat_template:
-            raise SettingsError("the tokenizer has no chat template; set model.chat=hermes")
+        self._template = ChatTemplate(tokenizer)
         self._tokenizer = tokenizer
         self._parser = parser
-        self._control = sorted((t for t in tokenizer.get_added_vocab() if t.strip()), key=len, reverse=True)
-        self._token = re.compile("|".join(map(re.escape, self._control)) or r"(?!)")
-        self._check_opening()
+        self._token = self._template.control
         self._closing = _first(self._token, self._behind([], "words", _ANY_DAY, generate=False))
         """Control token at the end of an assistant's turn; empty where only the next turn's beginning ends it."""
         self._anchoring = self._probed()
         # What closes the last turn is sampled; a template may close earlier turns in another way.
         ends = (self._closing or self._following([_DEMAND], _ANY_DAY), self._following(_RESULTS[:1], _ANY_DAY))
-        stops = {tokenizer.eos_token_id, *(self._encode(end)[0] for end in ends)}
+        self._check_parser()
+        stops = {tokenizer.eos_token_id, *(self._template.encode(end)[0] for end in ends)}
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops - {None}))
         self.fingerprint = hashlib.sha256(f"template-2\0{tokenizer.chat_template}\0{identity}".encode()).hexdigest()
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> list[int]:
         """As the template renders messages and tool schemas."""
-        return self._encode(self.rendered(messages, tools, today))
+        return self._template.encode(self.rendered(messages, tools, today))
 
     def extend(self, messages: Sequence[Message], after: int | None, today: dt.date) -> list[int]:
         """What the template puts behind an assistant's turn when these messages follow it."""
-        ids = self._encode(self._following(messages, today))
+        ids = self._template.encode(self._following(messages, today))
         return ids[1:] if after == ids[0] else ids
 
     def assistant(self, message: Message, today: dt.date) -> list[int]:
@@ -76,9 +69,8 @@ class TemplateFormat:
 
         Raises SettingsError where the template writes something else behind the beginning of an assistant's turn.
         """
-        opening = [self._plain(_USER)]
-        begun = self._render(opening, (), today)
-        whole = self._render([*opening, self._plain(message)], (), today, generate=False)
+        begun = self._template.render([_USER], (), today)
+        whole = self._template.render([_USER, message], (), today, generate=False)
         shared = _common(begun, whole)
         # Only white space may differ: a reasoning block that is begun with a new line may be written down without one.
         if begun[len(shared) :].strip():
@@ -88,25 +80,28 @@ class TemplateFormat:
         for dropped in range(len(message.tool_calls)):
             calls = tuple(c for i, c in enumerate(message.tool_calls) if i != dropped)
             fewer = message.model_copy(update={"tool_calls": calls})
-            if self._render([*opening, self._plain(fewer)], (), today, generate=False) == whole:
+            if self._template.render([_USER, fewer], (), today, generate=False) == whole:
                 raise SettingsError("the chat template drops a tool call; set model.chat=hermes")
         said = whole[len(shared) :]
         results = [Message(role="tool", content="r", call_id=c.id, name=c.name) for c in message.tool_calls]
-        stop = self._encode(self._following(results or [_DEMAND], today))[0]
+        stop = self._template.encode(self._following(results or [_DEMAND], today))[0]
         if self._closing:
             token = self._closing if not results else self._tokenizer.convert_ids_to_tokens(stop)
-            said, stop = said[: said.rindex(token)], self._encode(token)[0]
-        return [*self._encode(said), stop]
+            said, stop = said[: said.rindex(token)], self._template.encode(token)[0]
+        return [*self._template.encode(said), stop]
 
     def parse(self, ids: Sequence[int]) -> ParsedTurn:
         """Decodes without the stop id and parses."""
-        kept = list(ids[:-1]) if ids and ids[-1] in self.stop_ids else list(ids)
-        text = self._tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return self._parser.parse(str(text))
+        ended = bool(ids) and ids[-1] in self.stop_ids
+        return self._parser.parse(self._template.decode(ids[:-1] if ended else ids), self._template.thinking, ended)
+
+    def tokens(self, text: str) -> int:
+        """Length of a text by itself."""
+        return len(self._template.encode(text))
 
     def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> str:
         """A whole conversation, up to where the assistant begins, as the template alone would write it."""
-        return self._render([self._plain(m) for m in messages], tools, today)
+        return self._template.render(messages, tools, today)
 
     def _following(self, messages: Sequence[Message], today: dt.date) -> str:
         """Text behind what was sampled; it begins with a control token, the one that ends the sampled turn."""
@@ -166,22 +161,33 @@ class TemplateFormat:
                 ToolCall(id=m.call_id, name=m.name.replace(_ANCHOR, ""), arguments=json.dumps({"query": q}))
                 for m, q in zip(results, queries, strict=True)
             ]
-            said = self._plain(Message(role="assistant", content="", tool_calls=tuple(calls)))
+            said = self._template.plain(Message(role="assistant", content="", tool_calls=tuple(calls)))
         following = messages if answered else ()
-        plain = [*(self._plain(m) for m in before), said, *(self._plain(m) for m in following)]
-        whole = self._render(plain, tools, today, generate)
+        plain = [*(self._template.plain(m) for m in before), said, *(self._template.plain(m) for m in following)]
+        whole = self._template.render_plain(plain, tools, today, generate)
         _, found, behind = whole.partition(_ANCHOR)
         if not found:
             raise SettingsError("the chat template drops what an assistant said or called in an earlier turn")
         return behind
 
-    def _check_opening(self) -> None:
-        """Raises SettingsError unless the question and the tools are rendered."""
-        text = self._render([self._plain(m) for m in (_SYSTEM, _DEMAND)], tuple(TOOLS.values()), _ANY_DAY)
-        if _DEMAND.content not in text:
-            raise SettingsError("the chat template drops the user's message; set model.chat=hermes")
-        if missing := [name for name, tool in TOOLS.items() if tool.description not in text]:
-            raise ToolsNotRendered(f"the chat template does not render tools (no {missing[0]}); set model.chat=hermes")
+    def _check_parser(self) -> None:
+        """Raises SettingsError unless the parser reads the call that the template writes."""
+        if self._anchoring == "words":
+            return
+        arguments = {"query": "qz5query", "top_k": 3}
+        call = ToolCall(id="0-0", name="search", arguments=json.dumps(arguments))
+        begun = self._template.render([_USER], (), _ANY_DAY)
+        spoken = Message(role="assistant", content="", tool_calls=(call,))
+        whole = self._template.render([_USER, spoken], (), _ANY_DAY, generate=False)
+        said = whole[len(_common(begun, whole)) :]
+        if self._closing and self._closing in said:
+            said = said[: said.rindex(self._closing)]
+        parsed = self._parser.parse(said, self._template.thinking)
+        if [(c.name, _json(c.arguments)) for c in parsed.tool_calls] != [("search", arguments)]:
+            raise SettingsError(
+                f"the tool parser {self._parser.name} does not read the calls of the chat template, such as {said!r}; set "
+                "model.tool_parser, or model.chat=hermes"
+            )
 
     def _probed(self) -> Anchoring:
         """The first anchoring with which the template says everything a step may have to append."""
@@ -212,50 +218,6 @@ class TemplateFormat:
             if self._extension(messages, anchoring, _ANY_DAY, before, tools) != text:
                 raise SettingsError("what it puts behind a turn depends on what stands before it")
 
-    def _render(
-        self, messages: list[dict[str, Any]], tools: Sequence[ToolSchema], today: dt.date, generate: bool = True
-    ) -> str:
-        now = dt.datetime.combine(today, dt.time())
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=[_schema(t) for t in tools] or None,
-                add_generation_prompt=generate,
-                tokenize=False,
-                # The names under which templates ask for the date; they win over what transformers would answer.
-                strftime_now=now.strftime,
-                date_string=now.strftime("%d %b %Y"),
-                current_date=today.isoformat(),
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
-            roles = ", ".join(m["role"] for m in messages)
-            raise SettingsError(f"the chat template refuses {roles}: {type(error).__name__}: {error}") from error
-        return str(text)
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
-
-    def _plain(self, message: Message) -> dict[str, Any]:
-        """A message as templates take it, with no control token inside."""
-        plain: dict[str, Any] = {"role": message.role, "content": self._inert(message.content)}
-        if message.tool_calls:
-            plain["tool_calls"] = [self._call(call) for call in message.tool_calls]
-        if message.role == "tool":
-            plain |= {"tool_call_id": self._inert(message.call_id), "name": self._inert(message.name)}
-        return plain
-
-    def _call(self, call: ToolCall) -> dict[str, Any]:
-        # Read first: an escape in JSON could spell a control token.
-        arguments = self._inert(json.dumps(json.loads(call.arguments), ensure_ascii=False))
-        function = {"name": self._inert(call.name), "arguments": json.loads(arguments)}
-        return {"id": self._inert(call.id), "type": "function", "function": function}
-
-    def _inert(self, text: str) -> str:
-        """The text with a zero-width space inside every control token that it spells."""
-        for token in self._control:
-            text = text.replace(token, f"{token[0]}\u200b{token[1:]}")
-        return text
-
 
 def _common(one: str, other: str) -> str:
     """What both texts begin with."""
@@ -263,11 +225,13 @@ def _common(one: str, other: str) -> str:
     return one[: next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def _first(pattern: re.Pattern[str], text: str) -> str:
     found = pattern.search(text)
     return found[0] if found else ""
-
-
-def _schema(tool: ToolSchema) -> Mapping[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}

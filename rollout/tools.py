@@ -1,12 +1,13 @@
 """The three tools of a step: what a model is told about them, what a call asks for, and what it is answered.
 
 `read_call` decides and the renderers write, without effects; `ToolRunner` alone acts. A wrong call is answered with a
-message that says what was wrong; it is never an exception. No tool takes a date. What a model is shown is bounded, and
-what was cut is said in the text and counted.
+message that says what was wrong; it is never an exception. No tool takes a date. What a model is shown is bounded (here in
+characters, by the step in tokens), and what was cut is said in the text and counted.
 """
 
 import datetime as dt
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -17,11 +18,18 @@ from retrieval.article import Article, Hit
 from retrieval.view import DatedView, NotReturned
 from rollout.report import plain_text
 from rollout.sandbox import CellResult, Sandbox
-from rollout.trajectory import ShownArticle, ToolCall, ToolResult
+from rollout.trajectory import MalformedCall, ShownArticle, ToolCall, ToolResult
 
 QUERY_CHARACTERS = 2_000
 """A longer query would be cut unseen by any encoder."""
 CODE_CHARACTERS = 100_000
+NOTE_TOKENS = 12
+"""Room for the note that says what was cut."""
+_CHARACTERS_PER_TOKEN = 8
+"""No more than this for each token of its bound is taken from an article: so much text seldom fits, and a step that counts
+tokens is not to count those of a whole book."""
+_LONGEST_TOKEN = 32
+_NOTE = re.compile(r"\n\[cut: \d+ more characters\]\Z")
 
 ToolName = Literal["search", "scrape", "python"]
 
@@ -35,6 +43,11 @@ class ToolSchema(Record):
     description: str
     parameters: dict[str, Any]
     """JSON schema of the arguments object."""
+
+    def as_function(self) -> dict[str, Any]:
+        """As chat templates and OpenAI-compatible servers take a function."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
 
 
 class Search(Record):
@@ -183,19 +196,43 @@ def over_budget(call: ToolCall) -> ToolResult:
     return _wrong(call, "budget", "Not run: the budget of tool calls is spent.")
 
 
-def malformed(reason: str) -> ToolResult:
-    """A call that could not be parsed at all, so that it has no id and no known tool."""
-    return ToolResult(
-        call_id="",
-        name="tool",
-        text=f"A tool call could not be read: {plain_text(reason[:500])}",
-        error="bad-json",
-    )
+def malformed(call: MalformedCall) -> ToolResult:
+    """A call that could not be read at all, so that it has no id and no known tool."""
+    text = f"A tool call could not be read: {plain_text(call.reason[:500])}"
+    return ToolResult(call_id="", name="tool", text=text, error=call.kind)
 
 
-def shortened(result: ToolResult, kept: int, note: str) -> ToolResult:
-    """The result with `kept` characters of its text and then a note; an article whose id is cut off is not shown."""
-    text = result.text[:kept]
+def shortened(result: ToolResult, limit: int, tokens: Callable[[str], int]) -> ToolResult:
+    """The result within `limit` tokens, with a note that says how many characters are missing.
+
+    Of a program's output the beginning and the end stay, of everything else the beginning. An article whose id is cut off
+    is not shown.
+    """
+    note = _NOTE.search(result.text) if result.cut_characters and result.name != "python" else None
+    whole = result.text[: note.start()] if note else result.text
+    room = max(0, limit - NOTE_TOKENS)
+    if result.name == "python":
+        head = beginning(whole, room // 2, tokens)
+        tail = beginning(whole[head:][::-1], room // 2, lambda text: tokens(text[::-1]))
+        missing = len(whole) - head - tail
+        text = f"{whole[:head]}\n[cut: {missing} characters]\n{whole[len(whole) - tail :]}"
+        return result.model_copy(update={"text": text, "cut_characters": result.cut_characters + missing})
+    kept = beginning(whole, room, tokens)
+    cut = result.cut_characters + len(whole) - kept
+    return _cut_behind(result, whole[:kept], cut)
+
+
+def beginning(text: str, limit: int, tokens: Callable[[str], int]) -> int:
+    """Characters of a beginning of `text` that takes at most `limit` tokens; nearly the longest one."""
+    # A token spells some characters: what is far beyond the limit need not be counted to be cut.
+    kept = min(len(text), limit * _LONGEST_TOKEN)
+    while kept and (found := tokens(text[:kept])) > limit:
+        kept = min(kept - 1, kept * limit // found)
+    return kept
+
+
+def _cut_behind(result: ToolResult, text: str, cut: int) -> ToolResult:
+    """The result with this beginning of its text and a note; only articles whose ids stand in it are shown."""
     shown: list[ShownArticle] = []
     end = 0
     for article in result.shown:
@@ -206,7 +243,7 @@ def shortened(result: ToolResult, kept: int, note: str) -> ToolResult:
             break
         shown.append(article)
         end = start + len(mark)
-    cut = result.cut_characters + len(result.text) - kept
+    note = f"\n[cut: {cut} more characters]"
     return result.model_copy(update={"text": text + note, "shown": tuple(shown), "cut_characters": cut})
 
 
@@ -225,7 +262,7 @@ class ToolRunner:
         self._view = view
         self._sandbox = sandbox
         self._date = date
-        self._limit = limits.budget.tool_output_characters
+        self._limit = limits.budget.tool_output_tokens * _CHARACTERS_PER_TOKEN
         self._clock = clock
 
     async def run(self, want: ToolWant) -> ToolResult:

@@ -1,7 +1,8 @@
 """Everything one forecast step did, token by token.
 
-The concatenation of `prompt_ids + sampled_ids` over the turns is exactly what the engine saw and produced: nothing is
-tokenized twice. Rule-based forecasters and message-only models leave the ids empty; their trajectories are re-rendered
+In an `exact` transcript the concatenation of `prompt_ids + sampled_ids` over the turns is exactly what the engine saw and
+produced: nothing is tokenized twice. In a `rendered` one each turn holds the whole prompt that was sent, and turns are not
+to be concatenated. Rule-based forecasters and message-only models leave the ids empty; their trajectories are re-rendered
 for training.
 """
 
@@ -14,6 +15,8 @@ from pydantic import model_validator
 from cluster.record import Record
 
 Role = Literal["system", "user", "assistant", "tool"]
+Transcript = Literal["exact", "rendered", "messages"]
+"""How a step's conversation reached its model: ids that only grow, ids rendered anew each turn, or no ids at all."""
 FinishReason = Literal["stop", "length", "abort", "refused", "context-full", "bad-request", "browsed"]
 """The last four are an endpoint's and end the step. `refused`: the provider's content policy or the model itself declined.
 `context-full`: the conversation exceeds the server's context. `bad-request`: the server takes this conversation for malformed.
@@ -28,11 +31,25 @@ class ToolCall(Record):
     arguments: str
 
 
+MalformedKind = Literal["bad-json", "cut-off", "parser-error"]
+"""Why a call could not be read: it is not JSON with a name and arguments, the turn was cut inside it, or the model family's
+parser failed on it."""
+
+
+class MalformedCall(Record):
+    """A call that could not be read at all, so that it has no name and no arguments."""
+
+    kind: MalformedKind
+    reason: str
+
+
 class Message(Record):
-    """One chat message. `tool_calls` only on an assistant's, `call_id` and `name` only on a tool's."""
+    """One chat message. `tool_calls` and `reasoning` only on an assistant's, `call_id` and `name` only on a tool's."""
 
     role: Role
     content: str
+    reasoning: str = ""
+    """Of this step's earlier turns, where a chat is rendered anew; templates may drop it."""
     tool_calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     name: str = ""
@@ -54,10 +71,10 @@ class ToolResult(Record):
     """Exactly what the model was shown."""
     error: str = ""
     """Empty when the call succeeded, else a short stable name: `unknown-tool`, `bad-json`, `bad-arguments`, `budget`,
-    `not-returned`, `time-out`, `exit-status`."""
+    `not-returned`, `time-out`, `exit-status`, or a MalformedKind."""
     shown: tuple[ShownArticle, ...] = ()
     cut_characters: int = 0
-    """Characters that did not fit the output bound; the text says so too."""
+    """Characters that did not fit a bound or the context; the text says so too."""
     seconds: float = 0.0
 
 
@@ -69,7 +86,7 @@ class Turn(Record):
     tools: tuple[str, ...] = ()
     """Names of the tools offered."""
     prompt_ids: tuple[int, ...] = ()
-    """Token ids this turn added to the context before sampling (mask 0)."""
+    """Token ids this turn added to the context before sampling (mask 0); in a rendered transcript the whole context."""
     sampled_ids: tuple[int, ...] = ()
     """Token ids from the engine, including a stop token (mask 1)."""
     logprobs: tuple[float, ...] = ()
@@ -78,8 +95,8 @@ class Turn(Record):
     """The assistant's visible text without reasoning and call markup."""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    malformed_calls: tuple[str, ...] = ()
-    """Reasons, one per call that could not be parsed."""
+    malformed_calls: tuple[MalformedCall, ...] = ()
+    """One per call that could not be read."""
     results: tuple[ToolResult, ...] = ()
     finish: FinishReason = "stop"
     seconds: float = 0.0
@@ -106,9 +123,12 @@ class Trajectory(Record):
     turns: tuple[Turn, ...]
     tokenizer: str = ""
     """Fingerprint of tokenizer and chat template; empty when no tokens were involved."""
+    transcript: Transcript = "messages"
 
     def token_ids(self) -> list[int]:
-        """All ids in order, as the engine saw them."""
+        """All ids in order, as the engine saw them. Raises ValueError for a rendered transcript, which has no such order."""
+        if self.transcript == "rendered":
+            raise ValueError("a rendered transcript is not a sequence of tokens that only grew")
         return [i for turn in self.turns for i in (*turn.prompt_ids, *turn.sampled_ids)]
 
     def mask(self) -> list[int]:

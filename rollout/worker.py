@@ -18,7 +18,8 @@ from cluster.home import model_path
 from cluster.pool import EngineClient
 from cluster.record import Record
 from retrieval.view import DatedView, Searcher
-from rollout.chat import ChatFormat, load_chat
+from rollout.audit import WitnessedModel, check_transcript, is_checked
+from rollout.chat import ChatFormat, load_chat, load_rendered
 from rollout.coordinator import Lease
 from rollout.dialogue import Dialogue, MessageDialogue, TokenDialogue
 from rollout.driver import drive, monotonic
@@ -28,6 +29,7 @@ from rollout.events.event import Belief, EventPrompt
 from rollout.forecasters import MarketForecaster, ReaderForecaster, UniformForecaster
 from rollout.model import Model
 from rollout.record import ForecastRecord
+from rollout.rendered import RenderedDialogue, RenderedFormat
 from rollout.sandbox import Sandbox
 from rollout.step import StepTask, forecast_step
 from rollout.tools import ToolRunner
@@ -63,7 +65,7 @@ class RolloutWorker:
         self._sandbox = Sandbox(settings.rollout.python)
         self._fault = sandbox_fault(sandbox, self._sandbox.describe(), platform.node())
         self._engines = engines
-        self._chat: ChatFormat | None = None
+        self._chat: ChatFormat | RenderedFormat | None = None
         self._model: Model | None = None
 
     async def ready(self) -> bool:
@@ -88,7 +90,9 @@ class RolloutWorker:
         elif self._engines is not None:
             weights = self._engines.facts.weights
             folder = model_path(chosen.path)
-            self._chat = load_chat(folder, chosen.chat, chosen.tool_parser, chosen.reasoning_parser, weights)
+            parsers = (chosen.tool_parser, chosen.reasoning_parser, weights)
+            rendered = chosen.transcript == "rendered"
+            self._chat = load_rendered(folder, *parsers) if rendered else load_chat(folder, chosen.chat, *parsers)
             self._model = EngineModel(self._engines, self._chat.stop_ids)
         elif chosen.kind == "reader":
             self._model = ReaderForecaster(chosen.reader_searches, chosen.reader_top_k, chosen.reader_scrapes)
@@ -128,11 +132,22 @@ class RolloutWorker:
             retrieval=self._settings.retrieval,
             max_tokens=self._settings.sampling.max_tokens,
         )
-        dialogue: Dialogue = MessageDialogue()
-        if self._chat is not None:
-            dialogue = TokenDialogue(self._chat, self._settings.engine.max_model_len)
-        step = forecast_step(task, dialogue, monotonic)
-        return await drive(step, model, self._tools(lease), task.session if lease.last else None)
+        step = forecast_step(task, self._dialogue(), monotonic)
+        tools, release = self._tools(lease), task.session if lease.last else None
+        if not is_checked(lease.key, settings.check_share):
+            return await drive(step, model, tools, release)
+        witness = WitnessedModel(model)
+        record, trajectory = await drive(step, witness, tools, release)
+        check_transcript(trajectory, witness.exchanges, self._chat, lease.key.date)
+        return record, trajectory
+
+    def _dialogue(self) -> Dialogue:
+        limit = self._settings.engine.max_model_len
+        if self._chat is None:
+            return MessageDialogue()
+        if isinstance(self._chat, RenderedFormat):
+            return RenderedDialogue(self._chat, limit)
+        return TokenDialogue(self._chat, limit)
 
     def _tools(self, lease: Lease) -> ToolRunner | None:
         """The step's own tools: its view's cutoff is fixed here, from the key, and nowhere else."""

@@ -39,6 +39,7 @@ Refusal = Literal[
     "unknown-event",
     "no-single-outcome",
     "brier",
+    "rendered-transcript",
     "no-trajectory",
     "not-renderable",
     "no-stop-token",
@@ -50,7 +51,8 @@ Refusal = Literal[
 
 `eval-split`: the event is held out. `no-split`: it belongs to no split. `not-renderable`: another tokenizer made it and
 the turn was cut, or holds a call that is not valid JSON, so its messages do not say what was sampled. `no-stop-token`:
-a turn ended by itself but its ids do not. `limit`: enough rows were found.
+a turn ended by itself but its ids do not. `rendered-transcript`: its
+chat was rendered anew each turn, so its turns are no one sequence of tokens. `limit`: enough rows were found.
 """
 
 _logger = logging.getLogger(__name__)
@@ -186,6 +188,8 @@ def refusal(record: ForecastRecord, event: Event | None, settings: TrainingSetti
         return "eval-split" if event.split == "eval" else "no-split"
     if record.failure is not None:
         return "failed"
+    if record.transcript == "rendered":
+        return "rendered-transcript"
     if record.report is None or not is_usable(record, event.selection):
         return "unusable"
     if settings.maximum_brier is not None:

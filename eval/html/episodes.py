@@ -161,7 +161,7 @@ def _turn(turn: Turn, cutoff: dt.date) -> TurnView:
         reasoning=excerpt(turn.reasoning, TEXT_CHARACTERS),
         text=excerpt(turn.text, TEXT_CHARACTERS),
         actions=tuple(_action(call, results.get(call.id), cutoff) for call in turn.tool_calls),
-        malformed=turn.malformed_calls,
+        malformed=tuple(f"{call.kind}: {call.reason}" for call in turn.malformed_calls),
     )
 
 

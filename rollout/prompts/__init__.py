@@ -21,6 +21,8 @@ from rollout.record import Mode
 from rollout.report import option_letter
 from rollout.trajectory import Message
 
+Scarce = Literal["", "time", "context"]
+"""What may end the tools sooner than the budget of turns and calls."""
 DemandReason = Literal["no-answer", "budget", "time", "context"]
 
 _FOLDER = Path(__file__).parent
@@ -79,11 +81,17 @@ def demand(mode: Mode, why: str) -> Message:
     return Message(role="user", content=text.strip())
 
 
+def budget_left(iterations: int, calls: int, scarce: Scarce) -> str:
+    """What stands below the results of a turn's tools: what is left, and whether the next turn with tools is the last."""
+    text = _TEMPLATES.get_template("budget-left.jinja").render(iterations=iterations, calls=calls, scarce=scarce)
+    return text.strip()
+
+
 @cache
 def prompt_hash(mode: Mode, variant: str) -> str:
     """SHA-256 (16 hex digits) over the names and bytes of all templates that a step of that mode and variant can use."""
     found: dict[str, bytes] = {}
-    waiting = [f"{variant}-{mode}.jinja", f"user-{variant}.jinja", "demand.jinja"]
+    waiting = [f"{variant}-{mode}.jinja", f"user-{variant}.jinja", "demand.jinja", "budget-left.jinja"]
     while waiting:
         name = waiting.pop()
         if name in found:

@@ -118,7 +118,7 @@ def test_absent_and_unknown_fields_do_not_invalidate():
 
 
 def test_a_notebook_beyond_the_bound_is_invalid():
-    found = parse_notebook(tagged(), state("old"), EVENT, characters=100)
+    found = parse_notebook(tagged(), state("old"), EVENT, limit=100)
     assert found.status == "invalid"
     assert "at most 100" in found.why
     assert found.notebook == state("old").notebook

@@ -21,7 +21,6 @@ from rollout.events.event import EventPrompt
 from rollout.ledger import Ledger
 from rollout.model import Completion, SampleRequest
 from rollout.notebook import Assessment, LedgerEntry, Notebook, NotebookState
-from rollout.packed import pack
 from rollout.record import MODES, ForecastKey, ForecastRecord
 from rollout.sandbox import CellResult
 from rollout.step import ANSWER_RESERVE, Sample, StepTask, UseTools, forecast_step
@@ -198,14 +197,30 @@ def check(record: ForecastRecord, trajectory: Trajectory, requests: list[SampleR
     assert record.failure is None or record.failure.kind == "model"
     for turn, later in itertools.pairwise(turns):
         assert len(turn.results) == len(turn.tool_calls) + len(turn.malformed_calls)
-        assert [m.content for m in later.messages if m.role == "tool"] == [r.text for r in turn.results]
+        told = [m.content for m in later.messages if m.role == "tool"]
+        assert [t.removesuffix(f"\n{notice(t)}") if notice(t) else t for t in told] == [r.text for r in turn.results]
+        assert [notice(t) for t in told[:-1]] == [""] * (len(told) - 1), "said once a turn"
+        assert bool(notice(told[-1] if told else "")) == bool(told and later.tools), "said as long as there are tools"
         for result in turn.results:
             if result.name == "search":
                 assert HEADER.findall(result.text) == [s.article_id for s in result.shown]
     with Ledger.create(Path(":memory:"), [record.key]) as ledger:
-        assert ledger.commit([pack(record, trajectory)]) == [True]
+        assert ledger.commit(record, trajectory)
         assert list(ledger.records()) == [record]
         assert ledger.trajectory(record.key) == trajectory
+
+
+def notice(text: str) -> str:
+    """The line that says what is left."""
+    last = text.rsplit("\n", 1)[-1]
+    return last if re.fullmatch(r"\[.*(turns with tools left|last turn with tools).*\]", last) else ""
+
+
+def notices(play: Play) -> list[str]:
+    """By turn; empty where no budget is left to speak of."""
+    return [
+        next((notice(m.content) for m in reversed(t.messages) if m.role == "tool"), "") for t in play.trajectory.turns
+    ]
 
 
 def tool_text(play: Play) -> list[str]:
@@ -328,7 +343,8 @@ def test_long_results_are_cut_until_a_report_fits_and_only_what_is_left_is_liste
     limit = opening + ANSWER_RESERVE + 170
     found = play(hermes, [Said(SEARCH), Said(ANSWER)], limit=limit)
     (result,) = found.trajectory.turns[0].results
-    assert result.text.endswith("[cut: the context is nearly full]")
+    assert result.text.endswith(f"[cut: {result.cut_characters} more characters]")
+    assert found.record.usage.cut_characters == {"search": result.cut_characters}
     assert result.cut_characters > 0
     assert [s.article_id for s in result.shown] == HEADER.findall(result.text)
     assert 0 < len(result.shown) < 3
@@ -347,19 +363,26 @@ def test_the_longest_of_many_results_is_cut_first(hermes):
 
 def test_a_result_is_tokenized_once_and_again_only_when_it_changes(hermes, monkeypatch):
     costed: list[list[str]] = []
-    cost = TokenDialogue.cost
+    tokenized: list[str] = []
+    cost, tokens = TokenDialogue.cost, TokenDialogue.tokens
 
     def counted(self, messages, today):
         costed.append([m.content for m in messages])
         return cost(self, messages, today)
 
+    def sized(self, text):
+        tokenized.append(text)
+        return tokens(self, text)
+
     monkeypatch.setattr(TokenDialogue, "cost", counted)
+    monkeypatch.setattr(TokenDialogue, "tokens", sized)
     said = call("scrape", {"article_id": "a-1"}) + SEARCH + SEARCH
     play(hermes, [Said(said), Said(ANSWER)], limit=1500)
-    together = [texts for texts in costed if len(texts) == 3]
-    assert len(together) == 2, "once before cutting and once when they are appended"
-    alone = [texts[0] for texts in costed if len(texts) == 1]
-    assert len(alone) == len(set(alone)) > 1
+    told = [texts for texts in costed if any(texts[:-1])]
+    assert len(told) == 2, "once to see what room is left and once when they are appended"
+    searched = [text for text in tokenized if text.startswith("[a-0]")]
+    assert len(searched) == 2, "two searches, each once"
+    assert len(tokenized) < 12
 
 
 def test_a_mode_without_tools_offers_none_and_refuses_calls(hermes):

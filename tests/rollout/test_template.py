@@ -13,10 +13,11 @@ import pytest
 from cluster.failures import SettingsError
 from cluster.home import model_path
 from rollout.chat import HermesFormat, TemplateFormat, load_chat
-from rollout.template import ToolsNotRendered
+from rollout.chat_template import ToolsNotRendered
+from rollout.families import chosen_parsers
 from rollout.tools import TOOLS
 from rollout.trajectory import Message, ToolCall
-from rollout.turn_parser import ParsedTurn
+from rollout.turn_parser import TurnParser
 
 DAY = dt.date(2031, 5, 4)
 FOLDER = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
@@ -55,11 +56,6 @@ def result(of: ToolCall, text: str) -> Message:
     return Message(role="tool", content=text, call_id=of.id, name=of.name)
 
 
-class Words:
-    def parse(self, text: str) -> ParsedTurn:
-        return ParsedTurn(text=text)
-
-
 @pytest.fixture(scope="module")
 def smollm():
     path = model_path("smollm2-135m")
@@ -76,7 +72,7 @@ def smollm():
 def made(tokenizer, source: str) -> TemplateFormat:
     tokenizer = copy.copy(tokenizer)
     tokenizer.chat_template = source
-    return TemplateFormat(tokenizer, Words())
+    return TemplateFormat(tokenizer, TurnParser(tokenizer, *chosen_parsers(source, "auto", "auto")))
 
 
 @pytest.mark.parametrize("name", [n for n in TEMPLATES if n in REFUSED])

@@ -24,7 +24,7 @@ from rollout.tools import (
     read_result,
     search_result,
 )
-from rollout.trajectory import ShownArticle, ToolCall, ToolResult
+from rollout.trajectory import MalformedCall, ShownArticle, ToolCall, ToolResult
 
 SETTINGS = RetrievalSettings(default_top_k=5, maximum_top_k=20)
 DAY = dt.date(2024, 6, 1)
@@ -196,7 +196,7 @@ def test_python_output_is_bounded():
 
 def test_calls_that_did_not_run_say_so():
     assert over_budget(ToolCall(id="c", name="search", arguments="{}")).error == "budget"
-    assert "missing brace" in malformed("missing brace").text
+    assert "missing brace" in malformed(MalformedCall(kind="bad-json", reason="missing brace")).text
 
 
 class Corpus:
@@ -219,7 +219,7 @@ class Corpus:
 
 def runner(corpus: Corpus) -> ToolRunner:
     sandbox = Sandbox(PythonSettings())
-    limits = RolloutSettings(budget=BudgetSettings(tool_output_characters=400))
+    limits = RolloutSettings(budget=BudgetSettings(tool_output_tokens=50))
     return ToolRunner(DatedView(corpus, DAY), sandbox, DAY, limits)
 
 

@@ -21,7 +21,7 @@ from training.checkpoint import TOKENIZER_FILES
 class WordParser:
     """Rows are never parsed; dialogues only need an answer."""
 
-    def parse(self, text: str) -> ParsedTurn:
+    def parse(self, text: str, thinking: bool = False, ended: bool = True) -> ParsedTurn:
         return ParsedTurn(text=text)
 
 

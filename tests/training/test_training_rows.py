@@ -15,7 +15,7 @@ from rollout.dialogue import TokenDialogue
 from rollout.model import Completion
 from rollout.report import Report
 from rollout.tools import TOOLS
-from rollout.trajectory import Message, ToolCall, Trajectory, Turn
+from rollout.trajectory import MalformedCall, Message, ToolCall, Trajectory, Turn
 from training.examples import IGNORED, Refused, TrainingRow, rendered, row, spread, training_rows
 
 STOP = 2
@@ -150,7 +150,7 @@ def test_a_turn_cut_by_the_token_limit_is_learned_as_it_was_sampled(chat):
     "change",
     [
         {"finish": "length"},
-        {"malformed_calls": ("not JSON",)},
+        {"malformed_calls": (MalformedCall(kind="bad-json", reason="not JSON"),)},
         {"tool_calls": (ToolCall(id="0", name="search", arguments="{"),)},
         {"tool_calls": (ToolCall(id="0", name="search", arguments="[1]"),)},
         {"tool_calls": (ToolCall(id="0", name="search", arguments='{"a": ' + "[" * 5000 + "]" * 5000 + "}"),)},
