@@ -14,7 +14,7 @@ import jinja2
 
 from cluster.failures import SettingsError
 from rollout.tools import TOOLS, ToolSchema
-from rollout.trajectory import Message, ToolCall
+from rollout.trajectory import Message, ToolCall, call_id
 
 _ANY_DAY = dt.date(2001, 2, 3)
 _SYSTEM, _USER = Message(role="system", content="s"), Message(role="user", content="qz4demand")
@@ -23,6 +23,17 @@ _THOUGHT = re.compile(r"(?:<think>|\[THINK\])\s*\Z")
 
 class ToolsNotRendered(SettingsError):
     """The template has no place for tools at all."""
+
+
+def joined(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a user's words put below the tool result before them: some templates let no user follow a tool."""
+    found: list[Message] = []
+    for message in messages:
+        if message.role == "user" and found and found[-1].role == "tool":
+            found[-1] = found[-1].model_copy(update={"content": f"{found[-1].content}\n\n{message.content}"})
+        else:
+            found.append(message)
+    return found
 
 
 class ChatTemplate:
@@ -41,6 +52,7 @@ class ChatTemplate:
             raise SettingsError("the chat template drops the user's message; set model.chat=hermes")
         if missing := [name for name, tool in TOOLS.items() if tool.description not in opening]:
             raise ToolsNotRendered(f"the chat template does not render tools (no {missing[0]}); set model.chat=hermes")
+        self._arguments_as_text = not self._takes_objects()
         self.thinking = _THOUGHT.search(opening) is not None
         """Whether it begins an assistant's turn inside a thought."""
 
@@ -90,10 +102,23 @@ class ChatTemplate:
             plain |= {"tool_call_id": self._inert(message.call_id), "name": self._inert(message.name)}
         return plain
 
+    def _takes_objects(self) -> bool:
+        """Whether a call's arguments are given as an object; some templates want them as JSON text."""
+        self._arguments_as_text = False
+        call = ToolCall(id=call_id(0, 0), name="search", arguments='{"query": "q"}')
+        try:
+            self.render(
+                [_USER, Message(role="assistant", content="", tool_calls=(call,))], (), _ANY_DAY, generate=False
+            )
+        except SettingsError:
+            return False
+        return True
+
     def _call(self, call: ToolCall) -> dict[str, Any]:
         # Read first: an escape in JSON could spell a control token.
         arguments = self._inert(json.dumps(json.loads(call.arguments), ensure_ascii=False))
-        function = {"name": self._inert(call.name), "arguments": json.loads(arguments)}
+        written = arguments if self._arguments_as_text else json.loads(arguments)
+        function = {"name": self._inert(call.name), "arguments": written}
         return {"id": self._inert(call.id), "type": "function", "function": function}
 
     def _inert(self, text: str) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.failures import SettingsError
-from rollout.chat_template import ChatTemplate
+from rollout.chat_template import ChatTemplate, joined
 from rollout.model import Completion
 from rollout.tools import ToolSchema
-from rollout.trajectory import Message, ToolCall, Transcript
+from rollout.trajectory import Message, ToolCall, Transcript, call_id
 from rollout.turn_parser import ParsedTurn, TurnParser
 
 _ANY_DAY = dt.date(2001, 2, 3)
@@ -28,16 +28,24 @@ class RenderedFormat:
         """Raises SettingsError that says what the template cannot do."""
         self._template = ChatTemplate(tokenizer)
         self._parser = parser
-        call = ToolCall(id="0-0", name="search", arguments='{"query": "q"}')
+        call = ToolCall(id=call_id(0, 0), name="search", arguments='{"query": "q"}')
         called = (_USER, Message(role="assistant", content="", tool_calls=(call,)))
         result = Message(role="tool", content="qz1result", call_id=call.id, name=call.name)
-        for following in ((result,), (result, _USER)):
-            if "qz1result" not in self._template.render([*called, *following], (), _ANY_DAY):
-                raise SettingsError("the chat template drops a tool's result; set model.chat=hermes")
-        ends = [
-            self._last_control([_USER, Message(role="assistant", content="w")]),
-            self._last_control(called),
-        ]
+        demanded = [*called, result, _USER]
+        try:
+            self._joins = False
+            text = self._template.render(demanded, (), _ANY_DAY)
+        except SettingsError:
+            self._joins = True
+            text = self._template.render(joined(demanded), (), _ANY_DAY)
+        if result.content not in text or text.count(_USER.content) != 2:
+            raise SettingsError("the chat template drops a tool's result or a demand behind it; set model.chat=hermes")
+        spoken = (_USER, Message(role="assistant", content="w"))
+        if closing := self._last_control(spoken):
+            ends = [closing, self._last_control(called)]
+        else:
+            # Only the beginning of the next turn ends such a turn.
+            ends = [self._next_control(spoken, _USER), self._next_control(called, result)]
         stops = {tokenizer.eos_token_id, *(self._template.encode(end)[0] for end in ends if end)}
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops - {None}))
         if not self.stop_ids:
@@ -46,7 +54,8 @@ class RenderedFormat:
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> list[int]:
         """Ids of the whole conversation, up to where the assistant begins."""
-        return self._template.encode(self._template.render(messages, tools, today))
+        said = joined(messages) if self._joins else messages
+        return self._template.encode(self._template.render(said, tools, today))
 
     def parse(self, ids: Sequence[int]) -> ParsedTurn:
         """Decodes without the stop id and parses. Never raises."""
@@ -56,6 +65,13 @@ class RenderedFormat:
     def tokens(self, text: str) -> int:
         """Length of a text by itself."""
         return len(self._template.encode(text))
+
+    def _next_control(self, messages: Sequence[Message], later: Message) -> str:
+        """The control token that `later` puts behind a conversation, if it puts one."""
+        before = self._template.render(messages, (), _ANY_DAY, generate=False).rstrip()
+        whole = self._template.render([*messages, later], (), _ANY_DAY, generate=False)
+        found = self._template.control.search(whole, len(before))
+        return found[0] if found else ""
 
     def _last_control(self, messages: Sequence[Message]) -> str:
         """The control token with which a conversation ends, if it ends with one."""

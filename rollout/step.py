@@ -31,6 +31,7 @@ from rollout.trajectory import (
     ToolResult,
     Trajectory,
     Turn,
+    call_id,
 )
 
 CLOSED: dict[FinishReason, str] = {
@@ -213,7 +214,8 @@ class _Step:
                 continue
             self._calls -= 1
             decided.append(read_call(call, offered, self._task.retrieval))
-        decided += [malformed(call) for call in unread]
+        turn, known = len(self._turns), len(calls)
+        decided += [malformed(call, call_id(turn, known + i)) for i, call in enumerate(unread)]
         wants = tuple(d for d in decided if not isinstance(d, ToolResult))
         answers: tuple[ToolResult, ...] = ()
         if wants:

@@ -9,15 +9,16 @@ is told is the forecast date.
 
 import datetime as dt
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from cluster.failures import SettingsError
-from rollout.chat_template import ChatTemplate
+from rollout.chat_template import ChatTemplate, joined
 from rollout.tools import TOOLS, ToolSchema
-from rollout.trajectory import Message, ToolCall
+from rollout.trajectory import Message, ToolCall, call_id
 from rollout.turn_parser import ParsedTurn, TurnParser
 
 Anchoring = Literal["calls", "call", "words"]
@@ -29,9 +30,9 @@ _ANCHOR = "qz7anchor7zq"
 _ANY_DAY = dt.date(2001, 2, 3)
 _SYSTEM, _USER = Message(role="system", content="s"), Message(role="user", content="u")
 _RESULTS = (
-    Message(role="tool", content="qz1result", call_id="0-0", name="search"),
-    Message(role="tool", content="qz2result", call_id="0-1", name="python"),
-    Message(role="tool", content="qz3result", call_id="", name="tool"),
+    Message(role="tool", content="qz1result", call_id=call_id(0, 0), name="search"),
+    Message(role="tool", content="qz2result", call_id=call_id(0, 1), name="python"),
+    Message(role="tool", content="qz3result", call_id=call_id(0, 2), name="tool"),
 )
 _DEMAND = Message(role="user", content="qz4demand")
 
@@ -47,7 +48,7 @@ class TemplateFormat:
         self._token = self._template.control
         self._closing = _first(self._token, self._behind([], "words", _ANY_DAY, generate=False))
         """Control token at the end of an assistant's turn; empty where only the next turn's beginning ends it."""
-        self._anchoring = self._probed()
+        self._anchoring, self._joins = self._probed()
         # What closes the last turn is sampled; a template may close earlier turns in another way.
         ends = (self._closing or self._following([_DEMAND], _ANY_DAY), self._following(_RESULTS[:1], _ANY_DAY))
         self._check_parser()
@@ -105,7 +106,8 @@ class TemplateFormat:
 
     def _following(self, messages: Sequence[Message], today: dt.date) -> str:
         """Text behind what was sampled; it begins with a control token, the one that ends the sampled turn."""
-        return self._extension(messages, self._anchoring if messages[0].role == "tool" else "words", today)
+        said = joined(messages) if self._joins else messages
+        return self._extension(said, self._anchoring if messages[0].role == "tool" else "words", today)
 
     def _extension(
         self,
@@ -175,7 +177,7 @@ class TemplateFormat:
         if self._anchoring == "words":
             return
         arguments = {"query": "qz5query", "top_k": 3}
-        call = ToolCall(id="0-0", name="search", arguments=json.dumps(arguments))
+        call = ToolCall(id=call_id(0, 0), name="search", arguments=json.dumps(arguments))
         begun = self._template.render([_USER], (), _ANY_DAY)
         spoken = Message(role="assistant", content="", tool_calls=(call,))
         whole = self._template.render([_USER, spoken], (), _ANY_DAY, generate=False)
@@ -189,21 +191,23 @@ class TemplateFormat:
                 "model.tool_parser, or model.chat=hermes"
             )
 
-    def _probed(self) -> Anchoring:
-        """The first anchoring with which the template says everything a step may have to append."""
+    def _probed(self) -> tuple[Anchoring, bool]:
+        """The first anchoring with which the template says everything a step may have to append, and whether a demand
+        behind results has to be joined to them."""
         self._probe([_DEMAND], "words")
         reasons: list[str] = []
-        for anchoring in get_args(Anchoring):
+        for anchoring, joins in itertools.product(get_args(Anchoring), (False, True)):
             try:
                 for count in range(1, len(_RESULTS) + 1):
                     self._probe(_RESULTS[:count], anchoring)
-                    self._probe([*_RESULTS[:count], _DEMAND], anchoring)
+                    demanded = [*_RESULTS[:count], _DEMAND]
+                    self._probe(joined(demanded) if joins else demanded, anchoring)
                 self._probe(_RESULTS[2:], anchoring)
             except SettingsError as error:
                 reasons.append(f"{anchoring}: {error}")
             else:
                 chosen: Anchoring = anchoring
-                return chosen
+                return chosen, joins
         raise SettingsError(f"the chat template cannot append tool results ({reasons[0]}); set model.chat=hermes")
 
     def _probe(self, messages: Sequence[Message], anchoring: Anchoring) -> None:
@@ -211,8 +215,8 @@ class TemplateFormat:
         text = self._extension(messages, anchoring, _ANY_DAY)
         if lost := [m for m in messages if text.count(m.content) != 1]:
             raise SettingsError(f"it does not say a {lost[0].role} message once behind {len(messages) - 1} others")
-        call = ToolCall(id="r", name="search", arguments='{"query": "q"}')
-        result = Message(role="tool", content="r", call_id="r", name="search")
+        call = ToolCall(id=call_id(0, 9), name="search", arguments='{"query": "q"}')
+        result = Message(role="tool", content="r", call_id=call.id, name="search")
         earlier = (_SYSTEM, _USER, Message(role="assistant", content="w", tool_calls=(call,)), result)
         for before, tools in (((_SYSTEM, _USER), tuple(TOOLS.values())), (earlier, ())):
             if self._extension(messages, anchoring, _ANY_DAY, before, tools) != text:

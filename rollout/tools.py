@@ -196,10 +196,10 @@ def over_budget(call: ToolCall) -> ToolResult:
     return _wrong(call, "budget", "Not run: the budget of tool calls is spent.")
 
 
-def malformed(call: MalformedCall) -> ToolResult:
-    """A call that could not be read at all, so that it has no id and no known tool."""
+def malformed(call: MalformedCall, result_id: str) -> ToolResult:
+    """A call that could not be read at all, so that it has no id of its own and no known tool."""
     text = f"A tool call could not be read: {plain_text(call.reason[:500])}"
-    return ToolResult(call_id="", name="tool", text=text, error=call.kind)
+    return ToolResult(call_id=result_id, name="tool", text=text, error=call.kind)
 
 
 def shortened(result: ToolResult, limit: int, tokens: Callable[[str], int]) -> ToolResult:

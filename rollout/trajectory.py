@@ -31,6 +31,11 @@ class ToolCall(Record):
     arguments: str
 
 
+def call_id(turn: int, number: int) -> str:
+    """The id of a step's call; nine letters and digits, because some chat templates take no others."""
+    return f"t{turn:03}c{number:04}"
+
+
 MalformedKind = Literal["bad-json", "cut-off", "parser-error"]
 """Why a call could not be read: it is not JSON with a name and arguments, the turn was cut inside it, or the model family's
 parser failed on it."""

@@ -13,7 +13,7 @@ from cluster.record import Record
 from rollout.harmony import read_turn
 from rollout.report import plain_text
 from rollout.tools import TOOLS
-from rollout.trajectory import MalformedCall, ToolCall
+from rollout.trajectory import MalformedCall, ToolCall, call_id
 
 HARMONY = "openai"
 """vLLM's name for the calls of gpt-oss, which are read here."""
@@ -36,7 +36,7 @@ class ParsedTurn(Record):
 
     def numbered(self, turn: int) -> "ParsedTurn":
         """With call ids that no other turn of the step has."""
-        calls = tuple(c.model_copy(update={"id": f"{turn}-{c.id}"}) for c in self.tool_calls)
+        calls = tuple(c.model_copy(update={"id": call_id(turn, i)}) for i, c in enumerate(self.tool_calls))
         return self.model_copy(update={"tool_calls": calls})
 
 
@@ -75,9 +75,12 @@ class TurnParser:
             raise SettingsError(f"model.tool_parser or model.reasoning_parser is not one of vLLM's: {error}") from error
         try:
             parser = self._tool_parser(tokenizer, self._tools)
+            if self._reasoning_parser is not None:
+                self._reasoning_parser(tokenizer)
         except (RuntimeError, ValueError) as error:
             raise SettingsError(
-                f"model.tool_parser={tool_parser} does not work with this tokenizer: {error}"
+                f"model.tool_parser={tool_parser} or model.reasoning_parser={reasoning_parser} does not work with this "
+                f"tokenizer: {error}"
             ) from error
         names = ("tool_call_start_token", "tool_calls_start_token", "bot_token")
         found = [mark for name in names if (mark := getattr(parser, name, None))]

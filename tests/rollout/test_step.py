@@ -21,6 +21,7 @@ from rollout.events.event import EventPrompt
 from rollout.ledger import Ledger
 from rollout.model import Completion, SampleRequest
 from rollout.notebook import Assessment, LedgerEntry, Notebook, NotebookState
+from rollout.packed import pack
 from rollout.record import MODES, ForecastKey, ForecastRecord
 from rollout.sandbox import CellResult
 from rollout.step import ANSWER_RESERVE, Sample, StepTask, UseTools, forecast_step
@@ -205,7 +206,7 @@ def check(record: ForecastRecord, trajectory: Trajectory, requests: list[SampleR
             if result.name == "search":
                 assert HEADER.findall(result.text) == [s.article_id for s in result.shown]
     with Ledger.create(Path(":memory:"), [record.key]) as ledger:
-        assert ledger.commit(record, trajectory)
+        assert ledger.commit([pack(record, trajectory)]) == [True]
         assert list(ledger.records()) == [record]
         assert ledger.trajectory(record.key) == trajectory
 
@@ -253,7 +254,7 @@ def test_parallel_calls_are_answered_in_their_order(hermes):
     said = call("scrape", {"article_id": "a-1"}) + SEARCH + call("python", {"code": "7"})
     found = play(hermes, [Said(said), Said(ANSWER)], limit=8000)
     assert [r.name for r in found.trajectory.turns[0].results] == ["scrape", "search", "python"]
-    assert [r.call_id for r in found.trajectory.turns[0].results] == ["0-0", "0-1", "0-2"]
+    assert [r.call_id for r in found.trajectory.turns[0].results] == ["t000c0000", "t000c0001", "t000c0002"]
 
 
 def test_a_spent_iteration_budget_withdraws_the_tools_and_demands_a_report(hermes):

@@ -196,7 +196,7 @@ def test_python_output_is_bounded():
 
 def test_calls_that_did_not_run_say_so():
     assert over_budget(ToolCall(id="c", name="search", arguments="{}")).error == "budget"
-    assert "missing brace" in malformed(MalformedCall(kind="bad-json", reason="missing brace")).text
+    assert "missing brace" in malformed(MalformedCall(kind="bad-json", reason="missing brace"), "t000c0000").text
 
 
 class Corpus:
