@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.config import BudgetSettings, RetrievalSettings
+from cluster.failures import SettingsError
 from cluster.home import model_path
 from retrieval.article import Article, Hit
+from rollout.audit import Exchange, faults
 from rollout.chat import HermesFormat, TemplateFormat, TurnParser
 from rollout.dialogue import TokenDialogue
 from rollout.events.event import EventPrompt
@@ -23,6 +25,7 @@ from rollout.model import Completion, SampleRequest
 from rollout.notebook import Assessment, LedgerEntry, Notebook, NotebookState
 from rollout.packed import pack
 from rollout.record import MODES, ForecastKey, ForecastRecord
+from rollout.rendered import RenderedDialogue, RenderedFormat
 from rollout.sandbox import CellResult
 from rollout.step import ANSWER_RESERVE, Sample, StepTask, UseTools, forecast_step
 from rollout.tools import TOOLS, Read, Search, not_returned, python_result, read_result, search_result
@@ -92,6 +95,16 @@ def template(tokenizer):
     return TemplateFormat(changed, TurnParser(changed, "hermes", ""))
 
 
+@pytest.fixture(scope="module")
+def rendered(tokenizer):
+    changed = type(tokenizer).from_pretrained(model_path("smollm2-135m"))
+    bundled = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates/qwen3.jinja"
+    changed.chat_template = bundled.read_text() + "{% if messages | length > 3 %}{{ messages | length }}{% endif %}"
+    with pytest.raises(SettingsError, match="depends on what stands before"):
+        TemplateFormat(changed, TurnParser(changed, "hermes", ""))
+    return RenderedFormat(changed, TurnParser(changed, "hermes", ""))
+
+
 @dataclass(frozen=True)
 class Said:
     """One scripted turn."""
@@ -113,7 +126,7 @@ class Play:
 
 def play(chat, script, *, mode="memory-free", limit=4000, carried=None, tick=0.0, max_tokens=400, **budget) -> Play:
     """Drive a step with scripted turns (silence once they are spent), checking what every request must hold."""
-    tokenizer = chat._tokenizer
+    tokenizer = chat._parser._tokenizer
     seconds = [0.0]
 
     def clock() -> float:
@@ -130,10 +143,13 @@ def play(chat, script, *, mode="memory-free", limit=4000, carried=None, tick=0.0
         retrieval=RetrievalSettings(),
         max_tokens=max_tokens,
     )
-    step = forecast_step(task, TokenDialogue(chat, limit), clock)
+    renders = isinstance(chat, RenderedFormat)
+    dialogue = RenderedDialogue(chat, limit) if renders else TokenDialogue(chat, limit)
+    step = forecast_step(task, dialogue, clock)
     left, seen = list(script), ()
     requests: list[SampleRequest] = []
     ran: list[object] = []
+    exchanges: list[Exchange] = []
     answer: object = None
     try:
         while True:
@@ -144,7 +160,7 @@ def play(chat, script, *, mode="memory-free", limit=4000, carried=None, tick=0.0
                 continue
             assert isinstance(want, Sample)
             request = want.request
-            assert request.prompt_ids[: len(seen)] == seen, "the context only grows"
+            assert renders or request.prompt_ids[: len(seen)] == seen, "the context only grows"
             assert request.max_tokens >= 1
             assert len(request.prompt_ids) + request.max_tokens <= limit
             said = left.pop(0) if left else Said("")
@@ -157,8 +173,10 @@ def play(chat, script, *, mode="memory-free", limit=4000, carried=None, tick=0.0
             seen = request.prompt_ids + ids
             requests.append(request)
             answer = Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish=finish, seconds=0.25, weights="w")
+            exchanges.append(Exchange(request, answer))
     except StopIteration as end:
         record, trajectory = end.value
+    assert faults(trajectory, exchanges, chat, DAY) == []
     check(record, trajectory, requests, seen)
     return Play(record, trajectory, requests, ran)
 
@@ -180,17 +198,23 @@ def meta(article: Article) -> dict[str, object]:
 def check(record: ForecastRecord, trajectory: Trajectory, requests: list[SampleRequest], seen: tuple[int, ...]) -> None:
     """What holds for every step, whatever the model did."""
     turns = trajectory.turns
-    before: tuple[int, ...] = ()
-    for request, turn in zip(requests, turns, strict=False):
-        assert request.prompt_ids == before + turn.prompt_ids
-        before = request.prompt_ids + turn.sampled_ids
     unsent = turns[len(requests) :]
     assert [record.failure.reason for _ in unsent] == ["prompt-too-long"] * len(unsent)
-    assert before == seen
-    assert trajectory.token_ids() == [*seen, *(i for turn in unsent for i in turn.prompt_ids)]
-    mask = trajectory.mask()
     sampled = [i for turn in turns for i in turn.sampled_ids]
-    assert [i for i, m in zip(trajectory.token_ids(), mask, strict=True) if m] == sampled
+    assert record.transcript == trajectory.transcript
+    if record.transcript == "exact":
+        before: tuple[int, ...] = ()
+        for request, turn in zip(requests, turns, strict=False):
+            assert request.prompt_ids == before + turn.prompt_ids
+            before = request.prompt_ids + turn.sampled_ids
+        assert before == seen
+        assert trajectory.token_ids() == [*seen, *(i for turn in unsent for i in turn.prompt_ids)]
+        mask = trajectory.mask()
+        assert [i for i, m in zip(trajectory.token_ids(), mask, strict=True) if m] == sampled
+    else:
+        assert [r.prompt_ids for r in requests] == [t.prompt_ids for t in turns[: len(requests)]]
+        with pytest.raises(ValueError, match="rendered transcript"):
+            trajectory.token_ids()
     assert record.usage.model_calls == len(requests)
     assert record.usage.input_tokens == sum(len(r.prompt_ids) for r in requests)
     assert record.usage.output_tokens == len(sampled)
@@ -484,9 +508,9 @@ TURNS = st.builds(
 )
 
 
-@pytest.mark.parametrize("kind", ["hermes", "template"])
+@pytest.mark.parametrize("kind", ["hermes", "template", "rendered"])
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(
     script=st.lists(TURNS, max_size=7),
