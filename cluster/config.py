@@ -483,6 +483,18 @@ class PythonSettings(Section):
     """Cells at once per worker."""
 
 
+class DeadlineSettings(Section):
+    """How long things may take at the most. Time in which the engine pool is paused does not count for steps and episodes."""
+
+    turn_s: PositiveFloat = 900.0
+    """One model call, waiting for an engine included; past it the request is aborted and the attempt repeated elsewhere."""
+    step_s: PositiveFloat = 7200.0
+    """One attempt at a forecast step; past it the step is abandoned and recorded as `straggler`. `rollout.budget.seconds`
+    withdraws the tools long before."""
+    episode_s: PositiveFloat = 172_800.0
+    """A memory-on episode, from the first step of a sitting; past it its remaining steps are recorded as `episode-deadline`."""
+
+
 class RolloutSettings(Section):
     """Which episodes run, and how."""
 
@@ -495,6 +507,13 @@ class RolloutSettings(Section):
     """Steps at once per worker."""
     attempts: PositiveInt = 5
     """Tries of a step that infrastructure failed."""
+    deadlines: DeadlineSettings = DeadlineSettings()
+    grace_s: float = Field(20.0, ge=0)
+    """How long running steps may still finish after Ctrl-C, SIGTERM or the loss of infrastructure."""
+    data_failures: int = Field(0, ge=0)
+    """Forecasts that may fail for wrong inputs; one more stops the run."""
+    bugs: int = Field(20, ge=0)
+    """Forecasts that may fail by a bug of pastcast; one more stops the run. Any makes it end with exit status 1."""
     prompt: Literal["full", "compact"] = "full"
     parse: Literal["strict", "lenient"] = "strict"
     """Which policy decides whether a report is usable (both are recorded)."""

@@ -5,34 +5,13 @@ counted against a budget, `bug` is loud. Exceptions of foreign libraries become 
 them, so that they survive pickling.
 """
 
+import re
+import traceback
 from typing import Literal
 
 from cluster.record import Record
 
 FailureKind = Literal["infrastructure", "model", "data", "bug"]
-
-
-class Failure(Record):
-    """Why a forecast has no usable report."""
-
-    kind: FailureKind
-    reason: str
-    """A short, stable name that reports group by, such as `no-answer` or `engine-lost`."""
-    detail: str = ""
-    """What a person needs to find the cause; may be long."""
-
-
-class PastcastError(Exception):
-    """An error that we name: its message says what was wrong, where, and what to do."""
-
-
-class SettingsError(PastcastError):
-    """The settings are wrong; nothing was started."""
-
-
-class DataError(PastcastError):
-    """An input file or row is wrong."""
-
 
 FATAL_REASONS = frozenset(
     {
@@ -50,6 +29,33 @@ FATAL_REASONS = frozenset(
     }
 )
 """Infrastructure that will not come back within this run."""
+
+
+class Failure(Record):
+    """Why a forecast has no usable report."""
+
+    kind: FailureKind
+    reason: str
+    """A short, stable name that reports group by, such as `no-answer` or `engine-lost`."""
+    detail: str = ""
+    """What a person needs to find the cause; may be long."""
+
+    @property
+    def fatal(self) -> bool:
+        """Whether repeating the attempt cannot help: the run stops, and nothing is written off."""
+        return self.reason in FATAL_REASONS
+
+
+class PastcastError(Exception):
+    """An error that we name: its message says what was wrong, where, and what to do."""
+
+
+class SettingsError(PastcastError):
+    """The settings are wrong; nothing was started."""
+
+
+class DataError(PastcastError):
+    """An input file or row is wrong."""
 
 
 class InfrastructureError(PastcastError):
@@ -70,3 +76,15 @@ class InfrastructureError(PastcastError):
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
+
+def failure_of(error: Exception) -> Failure:
+    """What an attempt that raised `error` failed of: ours say so themselves, any other is a bug, with its traceback."""
+    if isinstance(error, InfrastructureError):
+        return Failure(kind="infrastructure", reason=error.reason, detail=error.detail)
+    # Ray names a remote error `RayTaskError(KeyError)`; its text ends with the remote traceback.
+    name = re.sub(r"^.*\(|\)$", "", type(error).__name__)
+    reason = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
+    if isinstance(error, PastcastError):
+        return Failure(kind="data", reason=reason, detail=str(error))
+    return Failure(kind="bug", reason=reason, detail="".join(traceback.format_exception(error)))

@@ -1,15 +1,13 @@
 """Evaluate one checkpoint: roll out the held-out split with it, and with the base model unless that run exists."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from cluster.config import Settings
 from cluster.failures import DataError
 from eval.checkpoints import CheckpointComparison, compare_checkpoints
-from rollout.execute import Progress, RunSummary, execute
+from rollout.execute import execute
 from rollout.plan import make_plan
-
-Report = Callable[[Progress], None]
+from rollout.progress import Report, RunSummary
 
 
 def roll_out(settings: Settings, report: Report) -> RunSummary:

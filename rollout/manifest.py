@@ -74,6 +74,10 @@ OPERATIONAL = (
     "rollout.concurrency",
     "rollout.attempts",
     "rollout.check_share",
+    "rollout.deadlines",
+    "rollout.grace_s",
+    "rollout.data_failures",
+    "rollout.bugs",
     "rollout.python.parallel",
 )
 """Settings that may differ between a run and its resumption: none of them can alter what is sampled or shown, or (paths)

@@ -56,41 +56,54 @@ class NotebookState(Record):
     why: str = ""
     dropped_entries: int = 0
     """Earlier claims that this notebook silently dropped (the ledger is append-only)."""
+    written: dt.date | None = None
+    """Forecast date of the step that wrote the notebook; None when there has not been one."""
+    missed: tuple[dt.date, ...] = ()
+    """Forecast dates since then whose steps left no valid notebook: failed, or without one."""
+
+
+def not_updated(
+    previous: NotebookState | None, date: dt.date, why: str, status: Literal["missing", "invalid"] = "missing"
+) -> NotebookState:
+    """The state after a step of that date that left no valid notebook: the earlier one is carried on, and that is said."""
+    if previous is None:
+        return NotebookState(notebook=None, status=status, why=why, missed=(date,))
+    missed = (*previous.missed, date)
+    return NotebookState(notebook=previous.notebook, status=status, why=why, written=previous.written, missed=missed)
 
 
 def parse_notebook(
     text: str,
     previous: NotebookState | None,
     event: EventPrompt,
+    date: dt.date,
     limit: int | None = None,
     tokens: Callable[[str], int] = len,
 ) -> NotebookState:
-    """The state after a step whose final text is `text`: the last complete `<belief_notebook>{json}</belief_notebook>`.
+    """The state after a step of that date whose final text is `text`: the last complete `<belief_notebook>{json}</belief_notebook>`.
 
     `limit` bounds the notebook as `render_notebook` writes it, in what `tokens` counts: it is repeated in every later
     prompt. An invalid date of an entry becomes None, absent
     `supports` and `rules_out` are empty, unknown fields are left out; anything else that does not fit, or a `p` that
     names no option, makes the notebook invalid. Never raises.
     """
-    carried = previous.notebook if previous is not None else None
     body = _last_notebook(text)
     if body is None:
-        return NotebookState(
-            notebook=carried, status="missing", why="no complete <belief_notebook>...</belief_notebook>"
-        )
+        return not_updated(previous, date, "no complete <belief_notebook>...</belief_notebook>")
     try:
         notebook = _notebook(strict_json(body), event)
         if limit is not None and (length := tokens(render_notebook(notebook))) > limit:
             raise ValueError(f"{length} tokens, at most {limit} are carried")
     except RecursionError:
-        return NotebookState(notebook=carried, status="invalid", why="nested too deeply")
+        return not_updated(previous, date, "nested too deeply", "invalid")
     except ValidationError as error:
         first = error.errors()[0]
         why = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-        return NotebookState(notebook=carried, status="invalid", why=plain_text(why[:_WHY_CHARACTERS]))
+        return not_updated(previous, date, plain_text(why[:_WHY_CHARACTERS]), "invalid")
     except ValueError as error:
-        return NotebookState(notebook=carried, status="invalid", why=plain_text(str(error)[:_WHY_CHARACTERS]))
-    return NotebookState(notebook=notebook, status="valid", dropped_entries=_dropped(carried, notebook))
+        return not_updated(previous, date, plain_text(str(error)[:_WHY_CHARACTERS]), "invalid")
+    dropped = _dropped(previous.notebook if previous is not None else None, notebook)
+    return NotebookState(notebook=notebook, status="valid", dropped_entries=dropped, written=date)
 
 
 def render_notebook(notebook: Notebook) -> str:

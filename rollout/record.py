@@ -49,6 +49,20 @@ class Usage(Record):
     """US dollars asked by an endpoint; 0 for our own engines."""
 
 
+class CarriedNotebook(Record):
+    """Whose notebook a memory-on step began with."""
+
+    written: dt.date | None
+    """Forecast date of the step that wrote it; None if there was none to begin with."""
+    missed: tuple[dt.date, ...] = ()
+    """Forecast dates between, whose steps left no valid notebook: failed, or without one. The prompt says so."""
+
+    @classmethod
+    def of(cls, carried: NotebookState | None) -> "CarriedNotebook | None":
+        """None for the first step of an episode and for other modes."""
+        return None if carried is None else cls(written=carried.written, missed=carried.missed)
+
+
 class ForecastRecord(Record):
     """One finished forecast, report or failure; the trajectory is stored beside it."""
 
@@ -58,6 +72,8 @@ class ForecastRecord(Record):
     """None only for a failure that produced no text to parse (infrastructure, data, bug)."""
     notebook: NotebookState | None = None
     """memory-on only: the notebook carried to the next date."""
+    carried: CarriedNotebook | None = None
+    """memory-on only: where the notebook came from that this step was shown."""
     failure: Failure | None = None
     usage: Usage = Usage()
     attempts: int = 1

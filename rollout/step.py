@@ -19,7 +19,7 @@ from rollout.events.event import EventPrompt
 from rollout.model import Completion, SampleRequest
 from rollout.notebook import NotebookState, parse_notebook
 from rollout.prompts import Scarce, budget_left, demand, prompt_hash, render
-from rollout.record import ForecastKey, ForecastRecord, Usage
+from rollout.record import CarriedNotebook, ForecastKey, ForecastRecord, Usage
 from rollout.report import ParsePolicy, parse_report
 from rollout.tools import NOTE_TOKENS, TOOLS, ToolWant, malformed, over_budget, read_call, shortened
 from rollout.trajectory import (
@@ -114,9 +114,8 @@ class _Step:
 
     def run(self) -> StepGenerator:
         task = self._task
-        notebook = task.carried.notebook if task.carried else None
         added: Sequence[Message] = render(
-            task.event, task.key.date, task.key.mode, task.variant, notebook, self._iterations, self._calls
+            task.event, task.key.date, task.key.mode, task.variant, task.carried, self._iterations, self._calls
         )
         offered = tuple(TOOLS) if self._offering() else ()
         while True:
@@ -287,7 +286,7 @@ class _Step:
         notebook = None
         if task.key.mode == "memory-on":
             notebook = parse_notebook(
-                said, task.carried, task.event, task.budget.notebook_tokens, self._dialogue.tokens
+                said, task.carried, task.event, task.key.date, task.budget.notebook_tokens, self._dialogue.tokens
             )
         failure = None
         if report.verdict == "unusable":
@@ -314,6 +313,7 @@ class _Step:
             options=task.event.options,
             report=report,
             notebook=notebook,
+            carried=CarriedNotebook.of(task.carried),
             failure=failure,
             usage=usage,
             prompt=prompt_hash(task.key.mode, task.variant),

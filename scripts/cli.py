@@ -1,17 +1,21 @@
 """The `pastcast` command: one verb for each thing a user does."""
 
+import enum
 import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.table import Table
 
-from cluster.config import dump_settings, load_settings
-from cluster.failures import PastcastError
+from cluster.config import Settings, dump_settings, load_settings
+from cluster.failures import FailureKind, PastcastError, SettingsError
 from scripts.terminal import ProgressBar, console, errors
+
+if TYPE_CHECKING:
+    from rollout.progress import RunSummary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +31,21 @@ app.add_typer(
     index_app, name="index", help="The dated index. Example: pastcast index build --config world/settings.yaml"
 )
 app.add_typer(train_app, name="train", help="Fine-tuning. Example: pastcast train sft --run runs/teacher")
+
+
+class Retry(enum.StrEnum):
+    """What `--retry` takes back."""
+
+    INFRASTRUCTURE = "infrastructure"
+    MODEL = "model"
+    ALL = "all"
+
+    @property
+    def kinds(self) -> tuple[FailureKind, ...]:
+        """As failures are recorded."""
+        kinds: tuple[FailureKind, ...] = get_args(FailureKind)
+        return kinds if self is Retry.ALL else tuple(kind for kind in kinds if kind == self.value)
+
 
 Config = Annotated[list[Path], typer.Option("--config", "-c", help="YAML settings; may be repeated, later files win.")]
 Set = Annotated[list[str], typer.Option("--set", "-s", help="dotted.key=value; may be repeated.")]
@@ -102,6 +121,10 @@ def rollout(
     config: Config = [],  # noqa: B006
     set_: Set = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the directory holds.")] = False,
+    retry: Annotated[
+        Retry | None,
+        typer.Option("--retry", help="With --resume: run recorded failures of this kind again, stragglers included."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the settings and what would run; start nothing.")
     ] = False,
@@ -114,6 +137,8 @@ def rollout(
     from rollout.execute import execute
     from rollout.plan import make_plan
 
+    if retry is not None and not resume:
+        raise SettingsError("--retry goes with --resume: it runs failures of an existing run again")
     settings = load_settings(config, set_ if max_cost is None else [*set_, f"run.max_cost={max_cost}"])
     plan = make_plan(settings)
     if dry_run:
@@ -132,20 +157,8 @@ def rollout(
     if dry_run:
         return
     with ProgressBar("forecasts") as bar:
-        summary = execute(plan, resume, bar.run)
-    console.print(
-        f"{summary.recorded} of {summary.scheduled} forecasts recorded ({summary.recorded_now} now, "
-        f"{summary.seconds:.0f} s, {summary.output_tokens:,} sampled tokens); {summary.retried} attempts repeated"
-    )
-    _print_counts("failures", summary.failures)
-    if summary.stopped:
-        console.print(f"stopped; go on with --resume (run {settings.run.directory})")
-        raise typer.Exit(130)
-    if summary.bugs or summary.recorded < summary.scheduled:
-        errors.print(
-            f"{summary.bugs} forecasts ended in a bug of pastcast; their tracebacks are in the ledger", style="red"
-        )
-        raise typer.Exit(1)
+        summary = execute(plan, resume, bar.run, () if retry is None else retry.kinds)
+    raise typer.Exit(_say_how_it_ended(summary, settings))
 
 
 @_verb(app, "merge", "pastcast merge runs/all runs/share-1 runs/share-2")
@@ -245,6 +258,40 @@ def demo(
     from scripts.demo import run_demo
 
     run_demo(out, config, set_)
+
+
+def _say_how_it_ended(summary: "RunSummary", settings: Settings) -> int:
+    """Print it; the exit status."""
+    cost = f", ${summary.price:.2f}" if summary.price else ""
+    console.print(
+        f"{summary.recorded} of {summary.scheduled} forecasts recorded ({summary.recorded_now} now, "
+        f"{summary.seconds:.0f} s, {summary.output_tokens:,} sampled tokens{cost}); {summary.retried} attempts repeated"
+        + (f"; {summary.reopened} records taken back by --retry" if summary.reopened else ""),
+        highlight=False,
+    )
+    _print_counts("failures", summary.failures)
+    for bug in summary.tracebacks:
+        errors.print(
+            f"{bug.count} forecasts ended in this bug of pastcast, {bug.reason}:", style="red", highlight=False
+        )
+        errors.print(bug.traceback, markup=False, highlight=False)
+    if summary.bugs:
+        errors.print(
+            f"{summary.bugs} forecasts ended in a bug of pastcast; their tracebacks are in the ledger", style="red"
+        )
+    if summary.ended != "complete":
+        why = {
+            "stopped": "stopped",
+            "max-cost": f"stopped: the run has cost ${summary.price:.2f} and run.max_cost is ${settings.run.max_cost}; raise it and",
+            "data-failures": f"stopped: more than rollout.data_failures = {settings.rollout.data_failures} forecasts failed for "
+            "their inputs; mend them or raise it and",
+            "bugs": f"stopped: more than rollout.bugs = {settings.rollout.bugs} forecasts ended in a bug; raise it and",
+        }[summary.ended]
+        console.print(
+            f"{why}; go on with --resume (run {settings.run.directory})".replace("and;", "and"), highlight=False
+        )
+        return 128 + summary.signal if summary.signal else 1
+    return 1 if summary.bugs else 0
 
 
 def _print_counts(title: str, counts: dict[str, int]) -> None:

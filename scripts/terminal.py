@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from rollout.execute import Progress as RunProgress
+    from rollout.progress import Progress as RunProgress
 
 LOG_WIDTH = 140
 """Columns where there is no terminal to ask."""
@@ -49,7 +49,7 @@ class ProgressBar:
 
     def run(self, progress: "RunProgress") -> None:
         """Show a run's state: throughput, tokens and failures by reason."""
-        rate = progress.done / progress.seconds if progress.seconds > 1 and progress.running else 0.0
+        rate = progress.done_now / progress.seconds if progress.seconds > 1 and progress.running else 0.0
         tokens = progress.output_tokens / progress.seconds if progress.seconds > 1 else 0.0
         parts = [progress.stage]
         if progress.stage == "running":

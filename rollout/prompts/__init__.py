@@ -16,7 +16,7 @@ import jinja2
 from jinja2 import meta
 
 from rollout.events.event import EventPrompt
-from rollout.notebook import Notebook, render_notebook
+from rollout.notebook import NotebookState, render_notebook
 from rollout.record import Mode
 from rollout.report import option_letter
 from rollout.trajectory import Message
@@ -41,15 +41,15 @@ def render(
     date: dt.date,
     mode: Mode,
     variant: str,
-    notebook: Notebook | None,
+    carried: NotebookState | None,
     iterations: int,
     calls: int,
 ) -> tuple[Message, Message]:
     """(system, user) messages that open a step at that forecast date.
 
-    The system message depends on mode, variant and selection alone, so that steps share its prefix. `notebook` is the
-    one carried from earlier dates; `iterations` and `calls` are the budget. Raises jinja2.TemplateNotFound for a
-    variant without templates.
+    The system message depends on mode, variant and selection alone, so that steps share its prefix. `carried` is what
+    earlier dates left; dates that left no notebook since the one shown are named. `iterations` and `calls` are the budget.
+    Raises jinja2.TemplateNotFound for a variant without templates.
     """
     multi = event.selection == "multi"
     system = _TEMPLATES.get_template(f"{variant}-{mode}.jinja").render(multi=multi)
@@ -65,7 +65,9 @@ def render(
         tools=mode != "no-tools",
         iterations=iterations,
         calls=calls,
-        notebook=render_notebook(notebook) if notebook is not None else None,
+        notebook=render_notebook(carried.notebook) if carried is not None and carried.notebook is not None else None,
+        written=carried.written if carried is not None else None,
+        missed=carried.missed if carried is not None else (),
     )
     return Message(role="system", content=system.strip()), Message(role="user", content=user.strip())
 

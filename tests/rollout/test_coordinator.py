@@ -1,23 +1,16 @@
-import datetime as dt
-import random
+"""The coordinator alone: what it wants, told anything in any order."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
+from coordinated import LIMITS, Played, keys, limits, notebook, packed, view
 
-from rollout.coordinator import Coordinator
-from rollout.episode import chains, schedule
-from rollout.notebook import Assessment, Notebook, NotebookState
+from cluster.failures import Failure
+from rollout.coordinator import COMMIT_AT_MOST, Halt, Tally
+from rollout.episode import chains
+from rollout.lease import StepOutcome
+from rollout.record import ForecastRecord
 
-DAYS = [dt.date(2030, 1, d) for d in (3, 1, 9)]
-ALL = ("no-tools", "memory-free", "memory-on")
-
-
-def keys(events=("a", "b"), modes=ALL, count=2):
-    return schedule("m", dict.fromkeys(events, DAYS), modes, count)
-
-
-def notebook(p):
-    return NotebookState(notebook=Notebook(assessment=Assessment(p={"YES": p})), status="valid")
+CHAIN = sorted(keys(events=("a",), modes=("memory-on",), count=1), key=lambda k: k.date)
+ONE = keys(events=("a",), modes=("no-tools",), count=1)[:1]
 
 
 def test_every_event_date_mode_and_rollout_is_scheduled_once():
@@ -30,72 +23,329 @@ def test_only_memory_on_steps_wait_for_each_other():
     assert lengths == [1] * 6 + [3]
 
 
-def test_a_chain_carries_the_last_notebook_and_goes_on_after_a_failure():
-    state = Coordinator(keys(events=("a",), modes=("memory-on",), count=1), {}, attempts=2)
-    first = state.lease()
-    assert first.carried is None
-    assert state.lease() is None, "the second date must wait"
-    assert state.finish(first, notebook(0.3))
-    second = state.lease()
-    assert (second.key.date, second.carried) == (dt.date(2030, 1, 3), notebook(0.3))
-    assert state.finish(second, None), "a failed step leaves no notebook"
-    assert state.lease().carried == notebook(0.3)
+def test_a_forecast_is_done_when_its_commit_is_acknowledged_and_not_before():
+    run = Played(CHAIN, hold=True)
+    assert run.finish(run.lease(CHAIN[0]))
+    assert (run.state.done, run.state.uncommitted, len(run.leases)) == (0, 1, 0)
+    assert [p.key for batch in run.held for p in batch] == [CHAIN[0]]
+    run.acknowledge()
+    run.go()
+    assert run.state.done == 1
+    assert run.lease(CHAIN[1]).carried == notebook(CHAIN[0].date)
 
 
-def test_a_resumed_chain_starts_at_its_first_missing_date():
-    made = sorted(keys(events=("a",), modes=("memory-on",), count=1), key=lambda k: k.date)
-    state = Coordinator(made, {made[0]: notebook(0.8)}, attempts=1)
-    assert state.lease().key == made[1]
-    assert (state.done, state.total) == (1, 3)
+def test_results_gather_while_a_commit_is_under_way():
+    made = keys(events=map(str, range(400)), modes=("memory-free",), count=1)
+    run = Played(made, seats=2000, hold=True)
+    for lease in list(run.leases.values()):
+        run.finish(lease)
+    assert [len(batch) for batch in run.held] == [1]
+    sizes = []
+    while run.held:
+        run.acknowledge()
+        run.go()
+        sizes += [len(batch) for batch in run.held]
+    assert sum(sizes) == len(made) - 1
+    assert max(sizes) == COMMIT_AT_MOST
+    assert run.state.halted == Halt("complete")
 
 
-def test_a_late_result_of_a_repeated_attempt_counts_once():
-    state = Coordinator(keys(events=("a",), modes=("no-tools",), count=1)[:1], {}, attempts=3)
-    late = state.lease()
-    assert state.fail(late)
-    again = state.lease()
+def test_a_failed_step_does_not_end_its_chain_and_the_next_one_knows():
+    run = Played(CHAIN)
+    run.finish(run.lease(CHAIN[0]))
+    run.fail(run.lease(CHAIN[1]), Failure(kind="bug", reason="key-error"))
+    third = run.lease(CHAIN[2])
+    assert third.carried.notebook == notebook(CHAIN[0].date).notebook
+    assert (third.carried.written, third.carried.missed) == (CHAIN[0].date, (CHAIN[1].date,))
+    assert (third.carried.status, third.carried.why) == ("missing", "key-error")
+    record = ForecastRecord.model_validate_json(run.ledger[CHAIN[1]].record)
+    assert record.carried.written == CHAIN[0].date
+
+
+def test_a_resumed_chain_starts_at_its_first_missing_date_with_the_notebook_before_it():
+    run = Played(CHAIN, {CHAIN[0]: notebook(CHAIN[0].date, 0.8)})
+    (lease,) = run.leases.values()
+    assert (lease.key, lease.carried) == (CHAIN[1], notebook(CHAIN[0].date, 0.8))
+    assert not lease.last
+    assert (run.state.done, run.state.total) == (1, 3)
+    between = Played(CHAIN, {CHAIN[1]: notebook(CHAIN[1].date, 0.1)})
+    between.finish(between.lease(CHAIN[0]))
+    (third,) = between.leases.values()
+    assert (third.key, third.carried, third.last) == (CHAIN[2], notebook(CHAIN[1].date, 0.1), True)
+
+
+def test_a_result_that_arrives_late_or_twice_changes_nothing():
+    run = Played(ONE)
+    (late,) = run.leases.values()
+    assert run.fail(late)
+    run.go(60.0)
+    (again,) = run.leases.values()
     assert again.attempt == 2
-    assert not state.finish(late, None)
-    assert state.finish(again, None)
-    assert not state.finish(again, None)
-    assert state.complete
+    assert not run.finish(late)
+    assert not run.fail(late)
+    assert run.finish(again)
+    assert not run.finish(again)
+    assert run.state.halted == Halt("complete")
+    assert list(run.ledger) == ONE
 
 
-def test_spent_attempts_are_said_and_leave_the_record_to_the_caller():
-    state = Coordinator(keys(events=("a",), modes=("no-tools",), count=1)[:1], {}, attempts=1)
-    lease = state.lease()
-    assert state.fail(lease) is False
-    assert not state.complete
-    assert state.finish(lease, None)
-    assert state.complete
+def test_attempts_are_bounded_and_then_the_failure_is_recorded():
+    run = Played(ONE)
+    waits = []
+    for attempt in (1, 2, 3):
+        (lease,) = run.leases.values()
+        assert lease.attempt == attempt
+        run.fail(lease)
+        if attempt < 3:
+            waits.append(run.wake - run.now)
+            assert run.go(run.wake - run.now - 0.01) == 0, "before its time"
+            assert run.go(0.01) == 1
+    assert 0.5 <= waits[0] <= 1 <= waits[1] <= 2, "the wait doubles"
+    assert run.failures() == {ONE[0]: "engine-lost"}
+    assert run.state.halted == Halt("complete")
+    assert ForecastRecord.model_validate_json(run.ledger[ONE[0]].record).attempts == 3
+    same = Played(ONE)
+    same.fail(next(iter(same.leases.values())))
+    assert same.wake == waits[0], "the spread is drawn from the seed"
 
 
-@given(seed=st.integers(0, 10**6), attempts=st.integers(1, 4), faults=st.floats(0, 0.7), kills=st.integers(0, 4))
-def test_whatever_fails_each_forecast_is_recorded_once(seed, attempts, faults, kills):
-    """Random completions, infrastructure failures, duplicated and late results, and killed drivers that resume."""
-    chance = random.Random(seed)
-    scheduled = keys()
-    recorded = {}
-    for life in range(kills + 1):
-        state = Coordinator(scheduled, dict(recorded), attempts)
-        assert state.done == len(recorded)
-        running, ended = [], []
-        patience = chance.randrange(1, 60) if life < kills else 10**6
-        while not state.complete and patience:
-            patience -= 1
-            while len(running) < 5 and (lease := state.lease()) is not None:
-                earlier = [k for k in scheduled if k.mode == "memory-on" and lease.key.mode == "memory-on"]
-                same = [k for k in earlier if (k.event, k.rollout) == (lease.key.event, lease.key.rollout)]
-                assert all(k in recorded for k in same if k.date < lease.key.date)
-                running.append(lease)
-            lease = running.pop(chance.randrange(len(running)))
-            if ended and chance.random() < 0.2:
-                assert not state.finish(chance.choice(ended), None)
-            if chance.random() < faults and state.fail(lease) is not False:
-                ended.append(lease)
+def test_an_attempt_is_repeated_on_another_worker():
+    run = Played(ONE, workers=2, seats=1)
+    (lease,) = run.leases.values()
+    first = run.where[lease.number]
+    run.fail(lease)
+    run.go(60.0)
+    (lease,) = run.leases.values()
+    assert run.where[lease.number] != first
+    run.fail(lease)
+    run.lose(first)
+    run.go(60.0)
+    (lease,) = run.leases.values()
+    assert run.where[lease.number] != first, "the one that is left, although it failed"
+
+
+def test_a_dead_workers_leases_return_and_it_is_given_none():
+    made = keys()
+    run = Played(made, workers=2, seats=4)
+    assert len(run.leases) == 8
+    run.lose(1)
+    assert run.state.leases(1) == frozenset()
+    assert run.state.running == len(run.leases) == 4
+    run.state.lost(1, run.now)
+    assert run.state.retried == 4
+    run.state.joined(3, 100)
+    run.go(60.0)
+    assert {run.where[n] for n in run.leases} == {2, 3}
+
+
+def test_a_step_that_kills_its_workers_does_not_use_up_the_attempts_of_others():
+    made = keys(events=("poison", "b", "c"), modes=("memory-free",), count=2)
+    poison = made[-1]
+    run = Played(made, limits=limits(attempts=5), seats=50)
+    worker = 1
+    while run.state.halted is None:
+        for lease in list(run.leases.values()):
+            if lease.key != poison:
                 continue
-            assert lease.key not in recorded, "drawn twice"
-            recorded[lease.key] = None
-            assert state.finish(lease, None)
-            ended.append(lease)
-    assert set(recorded) == set(scheduled)
+            run.lose(worker)
+            worker += 1
+            run.state.joined(worker, 50)
+            run.go()
+            break
+        else:
+            for lease in list(run.leases.values()):
+                run.finish(lease)
+            run.go(30.0)
+    assert run.failures() == {poison: "worker-lost"}
+    assert run.state.halted == Halt("complete")
+
+
+def test_a_straggler_is_abandoned_recorded_and_its_late_result_ignored():
+    run = Played(CHAIN)
+    first = run.lease(CHAIN[0])
+    assert run.wake == LIMITS.step_s
+    assert run.go(99.0) == 0
+    assert run.go(1.0) == 1
+    assert run.abandoned == [first]
+    assert run.failures() == {CHAIN[0]: "straggler"}
+    assert not run.finish(first)
+    assert run.lease(CHAIN[1]).carried.missed == (CHAIN[0].date,)
+
+
+def test_an_attempt_that_is_repeated_has_the_whole_time_again():
+    run = Played(ONE)
+    run.go(90.0)
+    run.fail(next(iter(run.leases.values())))
+    run.go(5.0)
+    run.go(99.0)
+    assert not run.abandoned
+    run.go(2.0)
+    assert run.failures() == {ONE[0]: "straggler"}
+
+
+@pytest.mark.parametrize("moment", ["running", "waiting", "committing"])
+def test_an_episode_past_its_deadline_ends_and_what_it_lacks_is_recorded(moment):
+    run = Played(CHAIN, limits=limits(step_s=1000.0))
+    run.go(200.0)
+    run.finish(run.lease(CHAIN[0]))
+    second = run.lease(CHAIN[1])
+    run.go(49.5)
+    if moment == "waiting":
+        run.fail(second)
+    if moment == "committing":
+        run.hold = True
+        run.finish(second)
+    run.go(1.0)
+    run.hold = False
+    run.acknowledge()
+    run.go()
+    rest = CHAIN[1:] if moment != "committing" else CHAIN[2:]
+    assert run.failures() == dict.fromkeys(rest, "episode-deadline")
+    assert run.abandoned == ([second] if moment == "running" else [])
+    last = ForecastRecord.model_validate_json(run.ledger[CHAIN[2]].record)
+    assert last.notebook.written == (CHAIN[0].date if moment != "committing" else CHAIN[1].date)
+    assert run.state.halted == Halt("complete")
+
+
+def test_independent_steps_have_no_episode_deadline():
+    run = Played(keys(modes=("memory-free",)), seats=1, limits=limits(step_s=1000.0))
+    run.go(900.0)
+    assert not run.ledger
+
+
+def test_a_paused_pool_starts_nothing_and_stops_the_clocks():
+    run = Played(keys(modes=("memory-free",)), seats=2)
+    run.state.view(view(paused="1 of 4 engines serve"), run.now)
+    assert run.state.paused == "1 of 4 engines serve"
+    run.finish(next(iter(run.leases.values())))
+    assert len(run.leases) == 1
+    run.go(10_000.0)
+    assert not run.abandoned
+    assert run.wake is None
+    run.state.view(view(), run.now)
+    run.go()
+    assert len(run.leases) == 2
+    run.go(99.0)
+    assert not run.abandoned
+    run.go(2.0)
+    assert len(run.abandoned) == 2
+
+
+def test_no_more_steps_run_than_the_pool_says_and_the_seats_allow():
+    run = Played(keys(), workers=2, seats=5)
+    assert len(run.leases) == 10
+    made = keys()
+    small = Played(made, workers=2, seats=5)
+    small.state.view(view(limit=3), small.now)
+    for lease in list(small.leases.values())[:8]:
+        small.finish(lease)
+    assert len(small.leases) == 3
+    small.state.view(view(limit=7), small.now)
+    small.go()
+    assert len(small.leases) == 7
+
+
+def test_leases_are_spread_over_workers():
+    run = Played(keys(), workers=4, seats=50)
+    counts = [sum(w == worker for w in run.where.values()) for worker in (1, 2, 3, 4)]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_a_stop_lets_running_steps_finish_and_abandons_them_after_the_grace():
+    run = Played(keys(), seats=2, hold=True)
+    first, second = run.leases.values()
+    run.state.stop(run.now, 20.0)
+    run.finish(first)
+    assert len(run.leases) == 1, "nothing new begins"
+    assert run.wake == 20.0
+    run.go(20.0)
+    assert run.abandoned == [second]
+    assert run.state.halted is None, "a result still waits for the ledger"
+    run.acknowledge()
+    run.go()
+    assert run.state.halted == Halt("stopped")
+    assert list(run.ledger) == [first.key], "what was abandoned is left open"
+    assert run.state.next(run.now + 1000) == []
+
+
+def test_a_second_stop_ends_at_once():
+    run = Played(keys(), seats=2)
+    run.state.stop(run.now, 20.0)
+    run.go()
+    run.state.stop(run.now + 1, 0.0)
+    run.go(1.0)
+    assert run.state.halted == Halt("stopped")
+    assert len(run.abandoned) == 2
+
+
+def test_lost_infrastructure_stops_the_run_and_writes_nothing_off():
+    run = Played(keys(), seats=2)
+    first, second = run.leases.values()
+    gone = Failure(kind="infrastructure", reason="no-engine", detail="restarts are spent")
+    run.fail(first, gone)
+    assert run.state.halted is None
+    run.finish(second)
+    assert run.state.halted == Halt("fatal", gone)
+    assert list(run.ledger) == [second.key]
+
+
+def test_the_run_stops_once_it_has_cost_enough_and_counts_what_failed_attempts_cost():
+    made = keys(modes=("memory-free",))
+    run = Played(made, seats=2, limits=limits(max_cost=1.0))
+    first, second = run.leases.values()
+    run.finish(first, price=0.5)
+    assert len(run.leases) == 2
+    run.fail(second, price=0.5)
+    assert run.state.spent == 1.0
+    assert len(run.leases) == 1
+    run.finish(*run.leases.values(), price=0.25)
+    assert run.state.halted == Halt("max-cost")
+    assert len(run.ledger) == 2
+    resumed = Played(made, limits=limits(max_cost=1.0), earlier=Tally(price=1.25))
+    assert resumed.state.halted == Halt("max-cost")
+    assert not resumed.leases
+
+
+def test_what_an_abandoned_step_cost_is_counted_once():
+    run = Played(ONE)
+    (lease,) = run.leases.values()
+    run.go(100.0)
+    for _ in range(2):
+        assert not run.fail(lease, Failure(kind="infrastructure", reason="abandoned"), price=0.75)
+    assert run.state.spent == 0.75
+
+
+@pytest.mark.parametrize(("kind", "reason", "budget"), [("data", "data-failures", 1), ("bug", "bugs", 2)])
+def test_the_run_goes_on_until_the_budget_of_wrong_inputs_or_bugs_is_spent(kind, reason, budget):
+    run = Played(keys(), seats=3)
+    for _ in range(budget):
+        run.fail(next(iter(run.leases.values())), Failure(kind=kind, reason="x"))
+        assert len(run.leases) == 3
+    run.fail(next(iter(run.leases.values())), Failure(kind=kind, reason="x"))
+    assert len(run.leases) == 2
+    for lease in list(run.leases.values()):
+        run.finish(lease)
+    assert run.state.halted == Halt(reason)
+    assert len(run.ledger) == budget + 3, "the others have been saved"
+
+
+def test_a_model_failure_is_recorded_and_stops_nothing():
+    run = Played(keys(), seats=1)
+    while run.leases:
+        run.finish(next(iter(run.leases.values())), failure=Failure(kind="model", reason="no-answer"))
+    assert run.state.halted == Halt("complete")
+
+
+def test_a_record_of_another_forecast_is_a_bug():
+    run = Played(keys(modes=("no-tools",)), seats=1)
+    (lease,) = run.leases.values()
+    other = next(k for k in keys(modes=("no-tools",)) if k != lease.key)
+    run.leases.clear()
+    assert run.state.outcome(StepOutcome(lease=lease.number, packed=packed(other)), run.now)
+    run.go()
+    assert run.failures() == {lease.key: "wrong-key"}
+
+
+def test_a_finished_run_halts_at_once():
+    run = Played(keys(), dict.fromkeys(keys()))
+    assert run.state.halted == Halt("complete")

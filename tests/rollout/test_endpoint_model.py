@@ -6,12 +6,11 @@ import json
 
 import pytest
 
-from cluster.clock import utc_now
+from cluster.clock import monotonic, utc_now
 from cluster.config import BudgetSettings, EndpointSettings, RetrievalSettings, SamplingSettings
 from cluster.endpoint.client import EndpointClient
 from cluster.endpoint.gatekeeper import NO_KEY, Gatekeeper
 from rollout.dialogue import MessageDialogue
-from rollout.driver import monotonic
 from rollout.endpoint_model import EndpointModel, endpoint_weights, proving_calls, wire_messages
 from rollout.events.event import EventPrompt
 from rollout.notebook import Assessment, Notebook, NotebookState

@@ -17,12 +17,12 @@ from retrieval.build import build_from_settings
 from retrieval.encoder import open_encoder
 from retrieval.library import Library
 from retrieval.local import LocalSearcher
-from rollout.coordinator import Coordinator
+from rollout.coordinator import Commit, Coordinator, Limits, Start
 from rollout.events.world import make_world, write_settings
 from rollout.ledger import Ledger
-from rollout.packed import pack
 from rollout.plan import make_plan
-from rollout.worker import RolloutWorker
+from rollout.worker import Questions, RolloutWorker
+from rollout.write_off import WriteOffs
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -84,19 +84,23 @@ def test_the_transcript_is_exactly_what_the_engine_saw_and_said(plan, pool, tmp_
     recorder = Recorder(pool.client())
     library = Library.open(plan.settings.index.directory)
     searcher = LocalSearcher(library, open_encoder("hashing", 8))
-    worker = RolloutWorker(plan.settings, recorder, searcher)
-    prompts = {e.id: e.prompt() for e in plan.events}
-    coordinator = Coordinator(plan.keys, {}, attempts=1)
+    questions = Questions.of(plan.events, plan.settings)
+    worker = RolloutWorker(plan.settings, recorder, searcher, questions)
+    write_off = WriteOffs({e.id: e.options for e in plan.events}, "compact", plan.weights)
+    coordinator = Coordinator(plan.keys, {}, Limits.of(plan.settings), write_off)
+    coordinator.joined(1, len(plan.keys))
 
     async def run_all():
-        while not coordinator.complete:
-            leases = []
-            while (lease := coordinator.lease()) is not None:
-                leases.append(lease)
-            for outcome in await asyncio.gather(*(worker.run(lease, prompts[lease.key.event]) for lease in leases)):
+        while coordinator.halted is None:
+            wants = coordinator.next(0.0)
+            for want in wants:
+                if isinstance(want, Commit):
+                    ledger.commit(want.batch)
+                    coordinator.committed(p.key for p in want.batch)
+            leases = [want.lease for want in wants if isinstance(want, Start)]
+            for outcome in await asyncio.gather(*map(worker.run, leases)):
                 assert outcome.failure is None, outcome.failure
-                ledger.commit([pack(outcome.record, outcome.trajectory)])
-                coordinator.finish(outcome.lease, outcome.record.notebook)
+                assert coordinator.outcome(outcome, 0.0)
 
     with Ledger.create(tmp_path / "ledger.sqlite", plan.keys) as ledger:
         asyncio.run(run_all())

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.events.event import EventPrompt
-from rollout.notebook import Assessment, LedgerEntry, Notebook, NotebookState, parse_notebook, render_notebook
+from rollout.notebook import (
+    Assessment,
+    LedgerEntry,
+    Notebook,
+    NotebookState,
+    not_updated,
+    parse_notebook,
+    render_notebook,
+)
 
 EVENT = EventPrompt(
     id="e", question="?", criteria="", background="", options=("YES", "NO"), selection="single", deadline=None
@@ -18,6 +26,7 @@ ENTRY = {
     "date_observed": "2024-05-13",
     "note": "primary",
 }
+DAY = dt.date(2024, 6, 1)
 
 
 def tagged(**fields: object) -> str:
@@ -28,12 +37,14 @@ def tagged(**fields: object) -> str:
 def state(*claims: str) -> NotebookState:
     entries = tuple(LedgerEntry(claim=claim) for claim in claims)
     return NotebookState(
-        notebook=Notebook(assessment=Assessment(p={"YES": 1.0}), evidence_ledger=entries), status="valid"
+        notebook=Notebook(assessment=Assessment(p={"YES": 1.0}), evidence_ledger=entries),
+        status="valid",
+        written=dt.date(2024, 5, 20),
     )
 
 
 def test_a_valid_notebook_is_read():
-    found = parse_notebook(tagged(), None, EVENT)
+    found = parse_notebook(tagged(), None, EVENT, DAY)
     assert found.status == "valid"
     assert found.notebook is not None
     assert found.notebook.assessment.p == {"YES": 0.3, "NO": 0.7}
@@ -44,7 +55,7 @@ def test_a_valid_notebook_is_read():
 
 def test_the_last_complete_notebook_counts():
     text = tagged(evidence_ledger=[]) + tagged() + "<belief_notebook>{"
-    found = parse_notebook(text, None, EVENT)
+    found = parse_notebook(text, None, EVENT, DAY)
     assert found.notebook is not None
     assert len(found.notebook.evidence_ledger) == 1
 
@@ -54,13 +65,13 @@ def test_the_last_complete_notebook_counts():
 def test_a_deeply_nested_notebook_is_invalid_and_not_an_exception(depth, field):
     nested = "[" * depth + "]" * depth
     fields = {"assessment": {"p": {"YES": 0.5}, field: "HERE"}, "evidence_ledger": [{"claim": "c"} | {field: "HERE"}]}
-    found = parse_notebook(tagged(**fields).replace('"HERE"', nested), state("old"), EVENT)
+    found = parse_notebook(tagged(**fields).replace('"HERE"', nested), state("old"), EVENT, DAY)
     assert found.notebook == state("old").notebook or field == "unknown"
     assert found.status == "invalid" or field == "unknown"
 
 
 def test_a_missing_notebook_keeps_the_last_valid_one_and_is_marked():
-    found = parse_notebook("<answer>{}</answer>", state("old"), EVENT)
+    found = parse_notebook("<answer>{}</answer>", state("old"), EVENT, DAY)
     assert found.status == "missing"
     assert found.notebook == state("old").notebook
 
@@ -84,18 +95,18 @@ def test_a_missing_notebook_keeps_the_last_valid_one_and_is_marked():
     ],
 )
 def test_an_invalid_notebook_keeps_the_last_valid_one_and_says_why(text):
-    found = parse_notebook(text, state("old"), EVENT)
+    found = parse_notebook(text, state("old"), EVENT, DAY)
     assert found.status == "invalid"
     assert found.why
     assert found.notebook == state("old").notebook
 
 
 def test_a_first_notebook_that_is_invalid_leaves_none():
-    assert parse_notebook(tagged(assessment={}), None, EVENT).notebook is None
+    assert parse_notebook(tagged(assessment={}), None, EVENT, DAY).notebook is None
 
 
 def test_dropped_claims_are_counted_and_not_put_back():
-    found = parse_notebook(tagged(), state("a  review OPENED", "lost", "also lost"), EVENT)
+    found = parse_notebook(tagged(), state("a  review OPENED", "lost", "also lost"), EVENT, DAY)
     assert found.dropped_entries == 2
     assert found.notebook is not None
     assert [e.claim for e in found.notebook.evidence_ledger] == ["A review opened"]
@@ -103,7 +114,7 @@ def test_dropped_claims_are_counted_and_not_put_back():
 
 @pytest.mark.parametrize("day", ["May 2024", "2024-02-30", 20240513, None, "0000-00-00"])
 def test_a_date_that_is_no_day_is_absent(day):
-    found = parse_notebook(tagged(evidence_ledger=[ENTRY | {"date_observed": day}]), None, EVENT)
+    found = parse_notebook(tagged(evidence_ledger=[ENTRY | {"date_observed": day}]), None, EVENT, DAY)
     assert found.status == "valid"
     assert found.notebook is not None
     assert found.notebook.evidence_ledger[0].date_observed is None
@@ -111,14 +122,14 @@ def test_a_date_that_is_no_day_is_absent(day):
 
 def test_absent_and_unknown_fields_do_not_invalidate():
     found = parse_notebook(
-        tagged(evidence_ledger=[{"claim": "c", "supports": None, "source": "x"}], extra=1), None, EVENT
+        tagged(evidence_ledger=[{"claim": "c", "supports": None, "source": "x"}], extra=1), None, EVENT, DAY
     )
     assert found.notebook is not None
     assert found.notebook.evidence_ledger == (LedgerEntry(claim="c"),)
 
 
 def test_a_notebook_beyond_the_bound_is_invalid():
-    found = parse_notebook(tagged(), state("old"), EVENT, limit=100)
+    found = parse_notebook(tagged(), state("old"), EVENT, DAY, limit=100)
     assert found.status == "invalid"
     assert "at most 100" in found.why
     assert found.notebook == state("old").notebook
@@ -148,7 +159,7 @@ _NOTEBOOKS = st.builds(
 
 @given(_NOTEBOOKS)
 def test_a_rendered_notebook_parses_back_to_an_equal_one(notebook):
-    found = parse_notebook(f"<belief_notebook>{render_notebook(notebook)}</belief_notebook>", None, EVENT)
+    found = parse_notebook(f"<belief_notebook>{render_notebook(notebook)}</belief_notebook>", None, EVENT, DAY)
     assert found.notebook == notebook
 
 
@@ -166,7 +177,20 @@ _JSON = st.recursive(
 
 @given(_JSON.map(json.dumps) | st.text(st.characters(exclude_categories=[])))
 def test_no_text_breaks_the_parser_or_wipes_the_memory(body):
-    found = parse_notebook(f"<belief_notebook>{body}</belief_notebook>", state("old"), EVENT)
+    found = parse_notebook(f"<belief_notebook>{body}</belief_notebook>", state("old"), EVENT, DAY)
     assert found.notebook is not None
     assert found.model_dump_json()
     assert (found.status == "valid") or found.notebook == state("old").notebook
+
+
+def test_a_notebook_says_which_date_wrote_it_and_which_have_left_none_since():
+    first = parse_notebook(tagged(), None, EVENT, DAY)
+    assert (first.written, first.missed) == (DAY, ())
+    days = [DAY + dt.timedelta(days=n) for n in (1, 2, 3)]
+    failed = not_updated(first, days[0], "straggler")
+    without = parse_notebook("no notebook", failed, EVENT, days[1])
+    assert without.notebook == first.notebook
+    assert (without.written, without.missed) == (DAY, (days[0], days[1]))
+    again = parse_notebook(tagged(), without, EVENT, days[2])
+    assert (again.written, again.missed) == (days[2], ())
+    assert not_updated(None, DAY, "straggler").missed == (DAY,)

@@ -12,6 +12,7 @@ from rollout.report import parse_report
 from rollout.trajectory import Message
 
 DATE = dt.date(2021, 6, 1)
+WRITTEN = dt.date(2021, 5, 3)
 EVENT = Event(
     id="e",
     source="s",
@@ -36,7 +37,8 @@ BOTH = [(mode, variant) for mode in MODES for variant in VARIANTS]
 def messages(
     mode: Mode, variant: str, event: EventPrompt | None = None, notebook: Notebook | None = None
 ) -> tuple[Message, Message]:
-    return render(event or EVENT.prompt(), DATE, mode, variant, notebook, 6, 4)
+    carried = None if notebook is None else NotebookState(notebook=notebook, status="valid", written=WRITTEN)
+    return render(event or EVENT.prompt(), DATE, mode, variant, carried, 6, 4)
 
 
 @pytest.mark.parametrize(("mode", "variant"), BOTH)
@@ -89,9 +91,21 @@ def test_the_system_message_does_not_depend_on_event_or_date():
 def test_a_carried_notebook_reads_back_from_the_prompt(variant):
     _, user = messages("memory-on", variant, notebook=NOTEBOOK)
     assert user.content.count("</belief_notebook>") == 1
-    state = parse_notebook(user.content, None, EVENT.prompt())
-    assert state == NotebookState(notebook=NOTEBOOK, status="valid")
+    state = parse_notebook(user.content, None, EVENT.prompt(), DATE)
+    assert state == NotebookState(notebook=NOTEBOOK, status="valid", written=DATE)
     assert "belief_notebook" not in messages("memory-on", variant)[1].content
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_dates_that_left_no_notebook_are_said(variant):
+    missed = (dt.date(2021, 5, 10), dt.date(2021, 5, 17))
+    kept = NotebookState(notebook=NOTEBOOK, status="missing", why="straggler", written=WRITTEN, missed=missed)
+    lost = NotebookState(notebook=None, status="missing", why="straggler", missed=missed)
+    for state in (kept, lost):
+        _, user = render(EVENT.prompt(), DATE, "memory-on", variant, state, 6, 4)
+        assert "2021-05-10, 2021-05-17" in user.content
+        assert ("belief_notebook" in user.content) == (state.notebook is not None)
+        assert "straggler" not in user.content, "why is ours to know"
 
 
 @pytest.mark.parametrize(("mode", "variant"), BOTH)
@@ -101,7 +115,7 @@ def test_the_examples_of_a_prompt_pass_our_own_parsers(mode, variant):
     assert report.verdict == "ok"
     if mode == "memory-on":
         labels = EVENT.prompt().model_copy(update={"options": ("Yes", "label")})
-        assert parse_notebook(system.content, None, labels).status == "valid"
+        assert parse_notebook(system.content, None, labels, DATE).status == "valid"
     else:
         assert "belief_notebook" not in system.content
 

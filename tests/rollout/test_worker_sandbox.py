@@ -8,11 +8,11 @@ import pytest
 from cluster.config import Settings, load_settings
 from cluster.failures import SettingsError
 from retrieval.article import Article, Hit
-from rollout.coordinator import Lease
 from rollout.events.event import EventPrompt
+from rollout.lease import Lease
 from rollout.record import ForecastKey, Mode
 from rollout.sandbox import Sandbox
-from rollout.worker import RolloutWorker, sandbox_fault
+from rollout.worker import Questions, RolloutWorker, sandbox_fault
 
 SETTINGS = load_settings([], ["model.kind=reader", "rollout.python.isolation=process"])
 STRONGER = "isolation bubblewrap, clock libfaketime; weak points: none"
@@ -28,8 +28,14 @@ class NoSearcher:
         raise AssertionError("a worker with another sandbox read")
 
 
+EVENT = EventPrompt(
+    id="e", question="Will it?", criteria="", background="", options=("YES", "NO"), selection="single", deadline=None
+)
+QUESTIONS = Questions(prompts={"e": EVENT}, beliefs={})
+
+
 def worker(sandbox: str, settings: Settings = SETTINGS) -> RolloutWorker:
-    return RolloutWorker(settings, None, NoSearcher(), sandbox)
+    return RolloutWorker(settings, None, NoSearcher(), QUESTIONS, sandbox)
 
 
 def lease(mode: Mode) -> Lease:
@@ -40,11 +46,6 @@ def lease(mode: Mode) -> Lease:
         key=ForecastKey(model="reader", event="e", date=dt.date(2024, 7, 3), mode=mode, rollout=0),
         attempt=1,
     )
-
-
-EVENT = EventPrompt(
-    id="e", question="Will it?", criteria="", background="", options=("YES", "NO"), selection="single", deadline=None
-)
 
 
 def test_a_worker_with_the_manifests_sandbox_is_ready() -> None:
@@ -61,16 +62,16 @@ def test_a_worker_with_another_sandbox_is_never_ready_and_names_both() -> None:
 
 
 def test_a_step_that_reaches_it_all_the_same_is_given_back_unscored() -> None:
-    outcome = asyncio.run(worker(STRONGER).run(lease("memory-free"), EVENT))
-    assert outcome.record is None
+    outcome = asyncio.run(worker(STRONGER).run(lease("memory-free")))
+    assert outcome.packed is None
     assert outcome.failure is not None
     assert (outcome.failure.kind, outcome.failure.reason) == ("infrastructure", "other-sandbox")
 
 
 def test_a_step_without_tools_needs_no_sandbox() -> None:
-    outcome = asyncio.run(worker(STRONGER).run(lease("no-tools"), EVENT))
+    outcome = asyncio.run(worker(STRONGER).run(lease("no-tools")))
     assert outcome.failure is None
-    assert outcome.record is not None
+    assert outcome.packed is not None
 
 
 def test_the_fault_names_the_node() -> None:
