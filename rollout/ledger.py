@@ -312,6 +312,15 @@ class Ledger:
         for (text,) in rows:
             yield ForecastRecord.model_validate_json(text)
 
+    def forecasts(self) -> Iterator[tuple[ForecastRecord, Trajectory | None]]:
+        """Every record with its trajectory, in scheduled order; one at a time is in memory."""
+        rows = self._connection.execute(
+            "SELECT record, trajectory FROM current JOIN contents ON change = forecast ORDER BY position"
+        )
+        for text, packed in rows:
+            trajectory = None if packed is None else unpack_trajectory(packed)
+            yield ForecastRecord.model_validate_json(text), trajectory
+
     def trajectory(self, key: ForecastKey) -> Trajectory | None:
         """The trajectory of one key; None when the forecast is missing or left none."""
         where = "model = ? AND event = ? AND date = ? AND mode = ? AND rollout = ?"

@@ -177,6 +177,28 @@ def merge(
     )
 
 
+@_verb(app, "export", "pastcast export runs/demo --out exports/demo --licence cc-by-4.0")
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    out: Annotated[Path, typer.Option(help="The new folder.")],
+    outcomes: Annotated[bool, typer.Option(help="Write outcomes, beside the events.")] = True,
+    beliefs: Annotated[bool, typer.Option(help="Write market beliefs too.")] = False,
+    licence: Annotated[str, typer.Option(help="The licence that the card states.")] = "unknown",
+    shard_mib: Annotated[int, typer.Option(min=1, help="Size of a file.")] = 256,
+) -> None:
+    """Write a run as Parquet files for `datasets`, with a card."""
+    from rollout.export import export_run
+
+    with ProgressBar("forecasts") as bar:
+        made = export_run(
+            run, out, outcomes=outcomes, beliefs=beliefs, licence=licence, shard_mib=shard_mib, report=bar.update
+        )
+    console.print(
+        f"{made.path}: {made.forecasts} forecasts ({made.open} are open) in {made.files} files, {made.bytes / 2**20:.1f} MiB",
+        highlight=False,
+    )
+
+
 @_verb(app, "score", "pastcast score runs/demo --json")
 def score(
     runs: Runs,

@@ -15,7 +15,19 @@ from scripts.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-VERBS = ("doctor", "demo", "eval", "rollout", "merge", "score", "report", "world make", "index build", "train sft")
+VERBS = (
+    "doctor",
+    "demo",
+    "eval",
+    "rollout",
+    "merge",
+    "export",
+    "score",
+    "report",
+    "world make",
+    "index build",
+    "train sft",
+)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -41,7 +53,7 @@ def test_help_lists_every_verb_with_an_example_that_parses():
         assert " ".join(words).startswith(name)
         command.make_context(name, words[len(name.split()) :], resilient_parsing=False)
     top = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
-    assert top.count("Example: pastcast") == 10
+    assert top.count("Example: pastcast") == 11
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
