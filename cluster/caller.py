@@ -29,11 +29,15 @@ class Caller:
     def __reduce__(self) -> tuple[type["Caller"], tuple[float]]:
         return Caller, (self._grace_s,)
 
+    def introduce(self, actor: Any) -> None:
+        """Once for each engine, and for the pool: it is told when this process dies (`EngineActor.watch`)."""
+        if actor not in self._watched:
+            self._watched[actor] = actor.until_stopped.remote()
+            actor.watch.remote(self.name, [self._watched[actor]])
+
     async def generate(self, engine: Any, call: EngineCall) -> EngineOutput:
         """The engine's answer. Raises what `EngineActor.generate` raises, and Ray's own errors when the engine is gone."""
-        if engine not in self._watched:
-            self._watched[engine] = engine.until_stopped.remote()
-            engine.watch.remote(self.name, [self._watched[engine]])
+        self.introduce(engine)
         answer = engine.generate.remote(call.model_copy(update={"caller": self.name}))
         try:
             async with asyncio.timeout(call.timeout_s + self._grace_s):

@@ -105,6 +105,8 @@ class Fleet:
         self._target = weights
         self._adapters: dict[str, Adapter] = {}
         self._refused_adapters: dict[str, str] = {}
+        self._former: tuple[Checkpoint, dict[str, Adapter]] | None = None
+        self._swap_fault = ""
         self._router = Router()
         self._concurrency = Concurrency(concurrency)
         self._engines: dict[int, _Engine] = {}
@@ -141,12 +143,20 @@ class Fleet:
         return self._target
 
     @property
+    def draining(self) -> frozenset[str]:
+        """Nodes that are being emptied."""
+        return frozenset(self._draining)
+
+    @property
+    def swap_fault(self) -> str:
+        """Why the last swap was taken back; empty if it was not."""
+        return self._swap_fault
+
+    @property
     def swapping(self) -> bool:
-        """Whether an engine still serves other weights than it is to, or too few serve the new ones."""
-        engines = self._engines.values()
-        return (
-            any(e.health.state in RUNNING and self._outdated(e) for e in engines) or self._serving < self._rules.minimum
-        )
+        """Whether an engine holds other weights than it is to, or is not confirmed yet, or too few serve."""
+        moving = any(e.health.state in (*RUNNING, "STALE") and self._outdated(e) for e in self._engines.values())
+        return moving or self._serving < self._rules.minimum
 
     def holds(self, adapter: str) -> bool:
         """Whether every serving engine holds an adapter."""
@@ -217,7 +227,8 @@ class Fleet:
 
     def failed(self, ticket: str, reason: str, detail: str, now: float) -> tuple[Want, ...]:
         """A granted request failed: `engine-lost` proves its engine dead; `engine-time-out` and `engine-unreachable` speak
-        against it; any other reason is not the engine's fault."""
+        against it, and the session's next call goes elsewhere; any other reason is not the engine's fault."""
+        session = self._granted[ticket].session if ticket in self._granted else ""
         engine = self._give_back(ticket)
         if engine is None:
             return ()
@@ -226,6 +237,7 @@ class Fleet:
             self._bury(engine, f"{reason}: {detail}", True, now)
             return self._settle(now)
         if reason in ("engine-time-out", "engine-unreachable"):
+            self._router.move(session, engine.number)
             engine.health.request_failed()
             self._judge(engine, "", now)
         return self._hot(engine, now)
@@ -299,6 +311,8 @@ class Fleet:
                 self._adapters[name] = self._adapters[name].model_copy(update={"fingerprint": fingerprint})
         found.asked, found.due = None, float("inf")
         found.weights, found.adapters = want.weights, dict(adapters)
+        if not self._outdated(found):
+            self._former = None
         if self._lacks(found) and found.health.state != "DRAINING":
             self._confirm(found, now)
         elif found.health.state == "STALE":
@@ -308,10 +322,18 @@ class Fleet:
         return self._settle(now)
 
     def not_confirmed(self, want: Confirm, reason: str, detail: str, now: float) -> tuple[Want, ...]:
-        """An engine could not be made to hold what `want` asks."""
+        """An engine could not be made to hold what `want` asks.
+
+        `reload-failed` and `other-weights` say that it still holds its former weights."""
         found = self._current(want.engine, want.incarnation)
         if found is None or found.asked != want:
             return ()
+        if reason in ("reload-failed", "other-weights") and self._former is not None:
+            # Its former weights serve again in it, and no other engine has shown that the new ones can be loaded.
+            (former, adapters), self._former = self._former, None
+            self._swap_fault = detail
+            self._aim(former, adapters, now)
+            return self._settle(now)
         self._note(reason, detail)
         self._bury(found, f"{reason}: {detail}", True, now)
         return self._settle(now)
@@ -395,13 +417,12 @@ class Fleet:
         """Serve another checkpoint: engines drain, reload and are confirmed, all together or one after another.
 
         One after another keeps the pool serving, but a step that moves between engines is then sampled by both checkpoints.
-        Adapters belonged to the former checkpoint and are given up: they are added anew.
+        Adapters belonged to the former checkpoint and are given up: they are added anew. If the first engine that tries cannot load
+        the new checkpoint, the swap is taken back and `swap_fault` says why.
         """
-        self._adapters.clear()
-        self._target, self._together = weights, together
-        for engine in self._engines.values():
-            if engine.health.state == "STALE":
-                self._confirm(engine, now)
+        self._former, self._swap_fault = (self._target, dict(self._adapters)), ""
+        self._together = together
+        self._aim(weights, {}, now)
         return self._settle(now)
 
     # Time.
@@ -435,9 +456,10 @@ class Fleet:
         return engine.weights is None or engine.weights.fingerprint != self._target.fingerprint
 
     def _lacks(self, engine: _Engine) -> bool:
-        """Whether an engine that does not drain is to be confirmed again; one that serves is drained before it changes weights."""
-        outdated = engine.health.state == "STALE" and self._outdated(engine)
-        return outdated or any(name not in engine.adapters for name in self._adapters)
+        """Whether an engine is to be confirmed again; one that serves other weights is drained before that."""
+        if self._outdated(engine):
+            return engine.health.state == "STALE"
+        return any(name not in engine.adapters for name in self._adapters)
 
     def _current(self, number: int, incarnation: int) -> _Engine | None:
         engine = self._engines.get(number)
@@ -462,6 +484,13 @@ class Fleet:
                 avoid=frozenset(self._draining),
             )
         )
+
+    def _aim(self, weights: Checkpoint, adapters: dict[str, Adapter], now: float) -> None:
+        """Every engine is to hold these from now on."""
+        self._target, self._adapters = weights, adapters
+        for engine in self._engines.values():
+            if engine.health.state == "STALE":
+                self._confirm(engine, now)
 
     def _confirm(self, engine: _Engine, now: float) -> None:
         engine.asked = Confirm(
@@ -598,7 +627,7 @@ class Fleet:
     def _tick_engine(self, engine: _Engine, now: float) -> None:
         if now > engine.due:
             what = "start" if engine.health.state == "RESTARTING" else "confirm its weights and adapters"
-            why = f"it did not {what} within {self._rules.start_timeout_s:g} s"
+            why = f"engine {engine.number} did not {what} within {self._rules.start_timeout_s:g} s"
             self._note("engine-start", why)
             self._bury(engine, why, True, now)
             return
@@ -654,6 +683,7 @@ class Fleet:
             self._retire(engine, "it was emptied" if gentle else "its time to finish is over", gentle)
             return
         engine.health.unconfirm()
+        engine.weights, engine.adapters = None, {}
         engine.drain_until, engine.probing = float("inf"), False
         self._router.remove(engine.number)
         self._confirm(engine, now)

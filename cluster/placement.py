@@ -1,34 +1,60 @@
 """Placement groups with a deadline: either all bundles are reserved in time, or nothing is and the message says why."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from cluster.config import EngineSettings
 from cluster.failures import InfrastructureError
 from cluster.resources import Amounts, amounts, lacking, shortage, total
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
+POLL_SECONDS = 0.2
+"""Between two looks at a group that is not placed yet: a wait would hold a thread for each."""
 
-def place(bundles: Sequence[Amounts], strategy: Strategy, timeout_s: float) -> PlacementGroup:
-    """Reserves `bundles`, one or more resources each, and returns the group; blocks for at most `timeout_s` seconds.
 
-    Raises InfrastructureError `placement-timeout` that names what is missing. The caller removes the group with `release`.
+def engine_bundles(settings: EngineSettings) -> list[dict[str, float]]:
+    """What one replica asks of Ray. The first bundle holds its actor.
+
+    On one node it is a single bundle; over several, one for each GPU, as vLLM's Ray executor wants them.
     """
-    group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
+    # Ray refuses a bundle of nothing.
+    cpus = max(settings.cpus, 0.001)
+    if settings.nodes == 1:
+        return [{"CPU": cpus, "GPU": settings.gpus}]
+    return [{"CPU": cpus, "GPU": 1.0}, *([{"GPU": 1.0}] * (int(settings.gpus) - 1))]
+
+
+async def place(
+    bundles: Sequence[Amounts], strategy: Strategy, timeout_s: float, avoid: Collection[str] = ()
+) -> tuple[PlacementGroup, frozenset[str]]:
+    """Reserves `bundles`, one or more resources each; returns the group and the ids of its nodes. Waits for at most `timeout_s` seconds.
+
+    `avoid`: ids of nodes that are not to be used. Raises InfrastructureError `placement-timeout` that names what is missing.
+    The caller removes the group with `release`.
+    """
+    selector = {"ray.io/node-id": f"!in({','.join(sorted(avoid))})"} if avoid else {}
+    group = placement_group(
+        [dict(bundle) for bundle in bundles],
+        strategy=strategy,
+        bundle_label_selector=[selector] * len(bundles) if selector else None,
+    )
     try:
-        placed = group.wait(timeout_s)
-    except BaseException:
-        # Also on Ctrl-C: a group that nobody holds would keep its resources until the session ends.
+        async with asyncio.timeout(timeout_s):
+            while (table := placement_group_table(group))["state"] != "CREATED":
+                await asyncio.sleep(POLL_SECONDS)
+    except BaseException as error:
+        # Also when it is cancelled: a group that nobody holds would keep its resources until the session ends.
+        why = _why_not(bundles, strategy, avoid) if isinstance(error, TimeoutError) else ""
         remove_placement_group(group)
-        raise
-    if not placed:
-        why = _why_not(bundles, strategy)
-        remove_placement_group(group)
-        raise InfrastructureError("placement-timeout", f"no room within {timeout_s:g} s: {why}")
-    return group
+        if not why:
+            raise
+        raise InfrastructureError("placement-timeout", f"no room within {timeout_s:g} s: {why}") from None
+    return group, frozenset(table["bundles_to_node_id"].values())
 
 
 def release(group: PlacementGroup) -> None:
@@ -36,8 +62,8 @@ def release(group: PlacementGroup) -> None:
     remove_placement_group(group)
 
 
-def _why_not(bundles: Sequence[Amounts], strategy: Strategy) -> str:
-    nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+def _why_not(bundles: Sequence[Amounts], strategy: Strategy, avoid: Collection[str]) -> str:
+    nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] not in avoid]
     if (lack := shortage(bundles, nodes)) is not None:
         return lack
     asked, free = total(bundles), ray.available_resources()

@@ -30,6 +30,23 @@ def misfits(bundles: Sequence[Amounts], nodes: Sequence[Amounts]) -> list[Amount
     return [bundle for bundle in bundles if all(lacking(bundle, node) for node in nodes)]
 
 
+def rooms(bundles: Sequence[Amounts], free: Sequence[Amounts], most: int) -> int:
+    """How often all `bundles` together still fit into what the nodes have free, counted up to `most`.
+
+    Larger bundles are laid first, each on the first node that holds it: a count that can be reached, not always the largest.
+    """
+    left = [dict(node) for node in free]
+    order = sorted(bundles, key=lambda bundle: sorted(bundle.values(), reverse=True), reverse=True)
+    for count in range(most):
+        for bundle in order:
+            node = next((n for n in left if not lacking(bundle, n)), None)
+            if node is None:
+                return count
+            for name, amount in bundle.items():
+                node[name] = node.get(name, 0.0) - amount
+    return most
+
+
 def shortage(bundles: Sequence[Amounts], nodes: Sequence[Amounts]) -> str | None:
     """What the whole cluster, idle, lacks for these bundles, as a sentence; None if the amounts suffice."""
     asked, present = total(bundles), total(nodes)

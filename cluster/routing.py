@@ -111,6 +111,15 @@ class Router:
         if pin is not None and pin.engine == engine:
             pin.running = max(0, pin.running - 1)
 
+    def move(self, session: str, engine: int) -> None:
+        """A session's call failed at an engine that may be at fault: its next one goes elsewhere, if another engine is open."""
+        pin = self._pins.get(session)
+        if pin is None or pin.engine != engine:
+            return
+        other = self._choose(self._open - {engine})
+        if other is not None:
+            self._pins[session] = _Pin(other)
+
     def release(self, session: str) -> None:
         """A session has ended; unknown sessions are ignored."""
         self._pins.pop(session, None)

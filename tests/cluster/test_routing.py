@@ -75,6 +75,17 @@ def test_an_engine_far_above_the_mean_sheds_its_new_sessions_and_keeps_its_old_o
     assert router.assign("flood", 1) == 0, "a session with a call running does not move"
 
 
+def test_a_session_whose_call_failed_goes_elsewhere_where_there_is_an_elsewhere():
+    router = Router(range(2))
+    home = router.assign("s", 10)
+    router.assign("other", 1000)
+    router.move("s", home)
+    assert router.assign("s", 10) == 1 - home, "however busy it is"
+    router.close(home)
+    router.move("s", 1 - home)
+    assert router.assign("s", 10) == 1 - home
+
+
 def test_a_session_moves_to_an_engine_that_is_able():
     router = Router(range(3))
     assert router.assign("s", 1, able={2}) == 2
@@ -92,7 +103,7 @@ def test_forgotten_sessions_are_the_ones_that_called_longest_ago_and_none_that_i
     assert router.sessions["running"] == running
 
 
-ACTIONS = st.tuples(st.sampled_from("afrdvhc"), st.integers(0, 5), st.integers(1, 50))
+ACTIONS = st.tuples(st.sampled_from("afrmdvhc"), st.integers(0, 5), st.integers(1, 50))
 
 
 @given(st.lists(ACTIONS, max_size=60))
@@ -111,6 +122,8 @@ def test_no_call_goes_to_an_engine_that_does_not_serve_and_what_is_outstanding_i
             router.finish(*running.pop())
         elif action == "r":
             router.release(f"s{number}")
+        elif action == "m":
+            router.move(f"s{number}", engine)
         elif action == "d":
             router.remove(engine)
             running = [call for call in running if call[1] != engine]

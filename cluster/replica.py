@@ -1,0 +1,133 @@
+"""One engine's place and process on Ray: placed with a deadline, started, made to hold what is to be served, ended.
+
+It decides nothing; what it finds wrong becomes an InfrastructureError with a reason that the fleet knows.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Collection
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.adapters import AdapterError
+from cluster.call import EngineFacts, EngineFigures
+from cluster.config import EngineSettings, SamplingSettings
+from cluster.environment import engine_environment
+from cluster.failures import InfrastructureError
+from cluster.fleet_events import Adapter, Checkpoint, Confirm
+from cluster.placement import engine_bundles, place, release
+from cluster.resources import amounts, total
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 20.0
+"""How long an engine may take to end by itself."""
+
+
+class AdapterRefused(AdapterError):
+    """An engine does not take one adapter; it serves on without it."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(name, detail)
+        self.name, self.detail = name, detail
+
+
+class Replica:
+    """One start of one engine."""
+
+    def __init__(
+        self, number: int, engine: type[Any], settings: EngineSettings, sampling: SamplingSettings, seed: int
+    ) -> None:
+        """`engine`: EngineActor, or a class with its methods; `seed`: of this start alone."""
+        self._number, self._engine = number, engine
+        self._settings, self._sampling, self._seed = settings, sampling, seed
+        self._group: PlacementGroup | None = None
+        self._confirming = asyncio.Lock()
+        self.handle: Any = None
+        """The engine's actor; None before it is started."""
+
+    async def place(self, avoid: Collection[str], timeout_s: float) -> frozenset[str]:
+        """Reserves the engine's resources; returns the ids of its nodes. Raises InfrastructureError `placement-timeout`."""
+        self._group, nodes = await place(engine_bundles(self._settings), self._strategy, timeout_s, avoid)
+        return nodes
+
+    async def start(self, checkpoint: Checkpoint) -> EngineFacts:
+        """Starts the actor and waits until it can serve. Raises InfrastructureError `engine-start`."""
+        spread = self._settings.nodes > 1
+        actor = ray.remote(self._engine).options(
+            num_cpus=self._settings.cpus,
+            # Over several nodes vLLM's own actors take the GPUs of the group.
+            num_gpus=0 if spread else self._settings.gpus,
+            max_concurrency=10_000,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=0, placement_group_capture_child_tasks=spread
+            ),
+            runtime_env={"env_vars": engine_environment(self._settings)},
+        )
+        self.handle = actor.remote(checkpoint.path, checkpoint.fingerprint, self._settings, self._sampling, self._seed)
+        try:
+            facts: EngineFacts = await self.handle.facts.remote()
+        except RayError as error:
+            asked = amounts(total(engine_bundles(self._settings)))
+            raise InfrastructureError(
+                "engine-start", f"engine {self._number} ({asked}) died while starting: {error}"
+            ) from None
+        return facts
+
+    async def confirm(self, want: Confirm) -> tuple[str, dict[str, str]]:
+        """Makes the engine hold what `want` says; returns the fingerprints of its weights and, by name, of its adapters.
+
+        Raises AdapterRefused, InfrastructureError of the engine, or Ray's errors when it is gone.
+        """
+        async with self._confirming:
+            weights = str((await self.handle.facts.remote()).weights)
+            if weights != want.weights.fingerprint:
+                weights = await self.handle.reload.remote(want.weights.path, want.weights.fingerprint)
+            held: dict[str, str] = await self.handle.adapters.remote()
+            for adapter in want.adapters:
+                if held.get(adapter.name) != adapter.fingerprint or not adapter.fingerprint:
+                    held[adapter.name] = await self._load(adapter)
+            return weights, held
+
+    async def _load(self, adapter: Adapter) -> str:
+        try:
+            return str(await self.handle.load_adapter.remote(adapter.name, adapter.path))
+        except AdapterError as error:
+            raise AdapterRefused(adapter.name, str(getattr(error, "cause", error))) from None
+
+    async def figures(self) -> EngineFigures:
+        """How busy the engine is. Raises Ray's errors when it is gone."""
+        figures: EngineFigures = await self.handle.figures.remote()
+        return figures
+
+    async def end(self, gentle: bool) -> None:
+        """Ends the process and gives its place back; never raises for what is dead already."""
+        if self.handle is not None:
+            if gentle:
+                with contextlib.suppress(RayError, TimeoutError):
+                    await asyncio.wait_for(self.handle.shutdown.remote(), STOP_SECONDS)
+            ray.kill(self.handle)
+        if self._group is not None:
+            release(self._group)
+            self._group = None
+
+    @property
+    def _strategy(self) -> Any:
+        return "PACK" if self._settings.nodes > 1 else "STRICT_PACK"
+
+
+def engine_seed(seed: int, engine: int, incarnation: int) -> int:
+    """A seed of its own for every start of every replica; `seed` must differ between the sittings of a run."""
+    digest = hashlib.sha256(f"{seed}/{engine}/{incarnation}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+def proves_death(error: RayError) -> bool:
+    """Whether an error of a call says that the actor is gone for good, not only out of reach."""
+    return isinstance(error, RayActorError) and not isinstance(error, ray.exceptions.ActorUnavailableError)
