@@ -5,7 +5,6 @@ devices Ray gives to the actor and vLLM's own processes inherit. Over several no
 rank, because vLLM's Ray executor takes no larger ones; the actor then holds no device itself.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -65,5 +64,5 @@ def actor_options(settings: EngineSettings, group: PlacementGroup) -> dict[str, 
 
 
 def pool_bundles(settings: EngineSettings) -> list[dict[str, float]]:
-    """What all replicas ask together."""
-    return list(itertools.chain.from_iterable(replica_bundles(settings) for _ in range(settings.replicas)))
+    """What the engines without which a run does not begin ask together."""
+    return replica_bundles(settings) * (settings.minimum or settings.replicas)

@@ -286,12 +286,12 @@ class Fleet:
         return self._settle(now)
 
     def not_started(self, engine: int, incarnation: int, reason: str, detail: str, now: float) -> tuple[Want, ...]:
-        """A start failed. `placement-timeout` is not the engine's fault: it spends no restart."""
+        """A start failed. `placement-timeout` and `placement-scattered` are not the engine's fault and spend no restart."""
         found = self._current(engine, incarnation)
         if found is None or found.health.state != "RESTARTING":
             return ()
         self._note(reason, detail)
-        unplaced = reason == "placement-timeout"
+        unplaced = reason in ("placement-timeout", "placement-scattered")
         self._bury(found, f"{reason}: {detail}", not unplaced, now)
         if unplaced:
             self._place_again_at = found.restart_at = now + PLACE_AGAIN_S

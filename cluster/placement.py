@@ -7,7 +7,6 @@ from typing import Literal
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from cluster.config import EngineSettings
 from cluster.failures import InfrastructureError
 from cluster.resources import Amounts, amounts, lacking, shortage, total
 
@@ -17,22 +16,12 @@ POLL_SECONDS = 0.2
 """Between two looks at a group that is not placed yet: a wait would hold a thread for each."""
 
 
-def engine_bundles(settings: EngineSettings) -> list[dict[str, float]]:
-    """What one replica asks of Ray. The first bundle holds its actor.
-
-    On one node it is a single bundle; over several, one for each GPU, as vLLM's Ray executor wants them.
-    """
-    # Ray refuses a bundle of nothing.
-    cpus = max(settings.cpus, 0.001)
-    if settings.nodes == 1:
-        return [{"CPU": cpus, "GPU": settings.gpus}]
-    return [{"CPU": cpus, "GPU": 1.0}, *([{"GPU": 1.0}] * (int(settings.gpus) - 1))]
-
-
 async def place(
     bundles: Sequence[Amounts], strategy: Strategy, timeout_s: float, avoid: Collection[str] = ()
-) -> tuple[PlacementGroup, frozenset[str]]:
-    """Reserves `bundles`, one or more resources each; returns the group and the ids of its nodes. Waits for at most `timeout_s` seconds.
+) -> tuple[PlacementGroup, tuple[str, ...]]:
+    """Reserves `bundles`, one or more resources each; returns the group and each bundle's node by its id.
+
+    Waits for at most `timeout_s` seconds.
 
     `avoid`: ids of nodes that are not to be used. Raises InfrastructureError `placement-timeout` that names what is missing.
     The caller removes the group with `release`.
@@ -54,7 +43,8 @@ async def place(
         if not why:
             raise
         raise InfrastructureError("placement-timeout", f"no room within {timeout_s:g} s: {why}") from None
-    return group, frozenset(table["bundles_to_node_id"].values())
+    where = table["bundles_to_node_id"]
+    return group, tuple(where[bundle] for bundle in sorted(where))
 
 
 def release(group: PlacementGroup) -> None:

@@ -18,6 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from cluster.call import EngineFacts
 from cluster.cluster_nodes import look_at_nodes
 from cluster.config import EngineSettings, SamplingSettings
+from cluster.engine_shape import replica_bundles
 from cluster.failures import InfrastructureError
 from cluster.fleet import Fleet
 from cluster.fleet_events import (
@@ -33,7 +34,6 @@ from cluster.fleet_events import (
     Want,
     fleet_rules,
 )
-from cluster.placement import engine_bundles
 from cluster.pool_view import PoolView
 from cluster.replica import AdapterRefused, Replica, engine_seed, proves_death
 from cluster.weights import Weights
@@ -310,7 +310,7 @@ class PoolActor:
                 self._paused = paused
 
     async def _look(self) -> None:
-        bundles, most = engine_bundles(self._settings), self._settings.maximum or self._settings.replicas
+        bundles, most = replica_bundles(self._settings), self._settings.maximum or self._settings.replicas
         while True:
             seen = await asyncio.to_thread(look_at_nodes, bundles, most, self._fleet.draining)
             self._do(self._fleet.nodes_seen(seen.alive, seen.draining, seen.rooms, _now()))

@@ -6,25 +6,21 @@ It decides nothing; what it finds wrong becomes an InfrastructureError with a re
 import asyncio
 import contextlib
 import hashlib
-import logging
 from collections.abc import Collection
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.adapters import AdapterError
 from cluster.call import EngineFacts, EngineFigures
 from cluster.config import EngineSettings, SamplingSettings
-from cluster.environment import engine_environment
+from cluster.engine_shape import actor_options, replica_bundles, replica_strategy, scattered
 from cluster.failures import InfrastructureError
 from cluster.fleet_events import Adapter, Checkpoint, Confirm
-from cluster.placement import engine_bundles, place, release
+from cluster.placement import place, release
 from cluster.resources import amounts, total
-
-logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 20.0
 """How long an engine may take to end by itself."""
@@ -53,28 +49,27 @@ class Replica:
         """The engine's actor; None before it is started."""
 
     async def place(self, avoid: Collection[str], timeout_s: float) -> frozenset[str]:
-        """Reserves the engine's resources; returns the ids of its nodes. Raises InfrastructureError `placement-timeout`."""
-        self._group, nodes = await place(engine_bundles(self._settings), self._strategy, timeout_s, avoid)
-        return nodes
+        """Reserves the engine's resources on nodes other than `avoid`; returns the ids of its nodes.
+
+        Raises InfrastructureError `placement-timeout` that names what is missing, or `placement-scattered` where ranks that
+        share layers would lie on different nodes.
+        """
+        bundles, strategy = replica_bundles(self._settings), replica_strategy(self._settings)
+        self._group, where = await place(bundles, strategy, timeout_s, avoid)
+        if self._settings.nodes > 1 and (fault := scattered(where, self._settings)) is not None:
+            raise InfrastructureError("placement-scattered", fault)
+        return frozenset(where)
 
     async def start(self, checkpoint: Checkpoint) -> EngineFacts:
         """Starts the actor and waits until it can serve. Raises InfrastructureError `engine-start`."""
-        spread = self._settings.nodes > 1
-        actor = ray.remote(self._engine).options(
-            num_cpus=self._settings.cpus,
-            # Over several nodes vLLM's own actors take the GPUs of the group.
-            num_gpus=0 if spread else self._settings.gpus,
-            max_concurrency=10_000,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=0, placement_group_capture_child_tasks=spread
-            ),
-            runtime_env={"env_vars": engine_environment(self._settings)},
-        )
+        if self._group is None:
+            raise RuntimeError("an engine is placed before it is started")
+        actor = ray.remote(self._engine).options(**actor_options(self._settings, self._group))
         self.handle = actor.remote(checkpoint.path, checkpoint.fingerprint, self._settings, self._sampling, self._seed)
         try:
             facts: EngineFacts = await self.handle.facts.remote()
         except RayError as error:
-            asked = amounts(total(engine_bundles(self._settings)))
+            asked = amounts(total(replica_bundles(self._settings)))
             raise InfrastructureError(
                 "engine-start", f"engine {self._number} ({asked}) died while starting: {error}"
             ) from None
@@ -116,10 +111,6 @@ class Replica:
         if self._group is not None:
             release(self._group)
             self._group = None
-
-    @property
-    def _strategy(self) -> Any:
-        return "PACK" if self._settings.nodes > 1 else "STRICT_PACK"
 
 
 def engine_seed(seed: int, engine: int, incarnation: int) -> int:

@@ -4,6 +4,7 @@ A `fault` stops the main job, a `warn` weakens or slows it. The quick checks rea
 the deep ones import the heavy libraries and start a local Ray session.
 """
 
+import asyncio
 import importlib.metadata
 import os
 import re
@@ -252,7 +253,7 @@ def check_ray() -> Check:
     advice = "see the message; a full /tmp, a missing loopback and a foreign RAY_ADDRESS are the usual causes"
     try:
         with start_session(RaySettings()) as session:
-            release(place([{"CPU": 1.0}], "PACK", timeout_s=30.0))
+            release(asyncio.run(place([{"CPU": 1.0}], "PACK", timeout_s=30.0))[0])
             kind = "local session" if session.local else f"cluster at {session.address}"
     except (PastcastError, OSError, RuntimeError) as error:
         return Check(name="Ray", status="fault", found=f"{type(error).__name__}: {error}", advice=advice)

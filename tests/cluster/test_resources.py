@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.resources import amounts, lacking, misfits, shortage, total
+from cluster.resources import amounts, lacking, misfits, rooms, shortage, total
 
 BUNDLES = st.lists(
     st.dictionaries(st.sampled_from(["CPU", "GPU"]), st.integers(1, 8).map(float), min_size=1), min_size=1
@@ -45,3 +45,18 @@ def test_what_is_lacking_is_exactly_what_would_fill_the_gap(bundles: list[dict[s
     filled = total([present, lacking(asked, present)])
     assert all(filled[name] >= amount for name, amount in asked.items())
     assert all(filled[name] == amount for name, amount in asked.items() if amount > present.get(name, 0.0))
+
+
+def test_rooms_count_whole_replicas_and_no_bundle_spans_nodes() -> None:
+    nodes = [{"CPU": 5.0, "GPU": 2.0}, {"CPU": 1.0}, {"CPU": 3.0, "GPU": 1.0}]
+    assert rooms([{"CPU": 2.0}], nodes, 10) == 3
+    assert rooms([{"CPU": 2.0, "GPU": 1.0}], nodes, 10) == 3
+    assert rooms([{"CPU": 1.0, "GPU": 1.0}, {"GPU": 1.0}], nodes, 10) == 1
+    assert rooms([{"CPU": 0.5}], nodes, 4) == 4
+    assert rooms([{"CPU": 6.0}], nodes, 10) == 0
+
+
+@given(BUNDLES, st.integers(0, 5))
+def test_a_node_as_large_as_so_many_replicas_has_room_for_them(bundles: list[dict[str, float]], count: int) -> None:
+    node = {name: count * amount for name, amount in total(bundles).items()}
+    assert rooms(bundles, [node], 10) == count

@@ -1,5 +1,6 @@
 """Sessions and placement on a real Ray."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,16 +55,23 @@ def test_a_demand_that_can_never_fit_is_refused_before_ray_is_asked(session: Ses
 @pytest.mark.usefixtures("session")
 def test_a_group_too_large_fails_at_its_deadline_and_names_the_missing_cores() -> None:
     with pytest.raises(InfrastructureError, match=r"placement-timeout.*within 1 s.*missing: 3 CPU"):
-        place([{"CPU": 2.0}, {"CPU": 3.0}], "PACK", timeout_s=1.0)
+        asyncio.run(place([{"CPU": 2.0}, {"CPU": 3.0}], "PACK", timeout_s=1.0))
 
 
 @pytest.mark.usefixtures("session")
 def test_cores_held_by_other_work_are_named_and_a_failed_group_leaves_nothing_reserved() -> None:
-    held = place([{"CPU": 2.0}], "PACK", timeout_s=30.0)
+    held, _ = asyncio.run(place([{"CPU": 2.0}], "PACK", timeout_s=30.0))
     with pytest.raises(InfrastructureError, match=r"free now: 0 CPU; missing: 1 CPU, held by other work"):
-        place([{"CPU": 1.0}], "PACK", timeout_s=1.0)
+        asyncio.run(place([{"CPU": 1.0}], "PACK", timeout_s=1.0))
     release(held)
-    release(place([{"CPU": 1.0}, {"CPU": 1.0}], "PACK", timeout_s=30.0))
+    release(asyncio.run(place([{"CPU": 1.0}, {"CPU": 1.0}], "PACK", timeout_s=30.0))[0])
+
+
+@pytest.mark.usefixtures("session")
+def test_a_node_that_is_to_be_avoided_is_not_used() -> None:
+    (node,) = (n["NodeID"] for n in ray.nodes())
+    with pytest.raises(InfrastructureError, match=r"the cluster has 0 CPU on 0 node"):
+        asyncio.run(place([{"CPU": 1.0}], "PACK", timeout_s=1.0, avoid={node}))
 
 
 def test_sizing_a_cluster_that_is_only_joined_is_refused() -> None:
