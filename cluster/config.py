@@ -141,10 +141,29 @@ class ArticlesSettings(FieldMapping):
     format: Literal["pastcast", "jsonl", "parquet"] = "pastcast"
 
 
+Device = Literal["cpu", "cuda"]
+
+
+class ApproximateSettings(Section):
+    """Inverted lists over compressed vectors, for corpora beyond memory."""
+
+    code: Literal["pq", "sq"] = "sq"
+    """`sq`: one byte per dimension; `pq`: one byte per four dimensions, which misses more."""
+    lists: PositiveInt | None = None
+    """Lists of a month; None: four times the root of its rows."""
+    probes: PositiveInt = 32
+    """Lists that a query looks into: more find more and take longer."""
+    rescored: PositiveInt = 4
+    """Rows that are scored exactly, per row asked for."""
+
+
 class IndexSettings(Section):
     """The index on disk."""
 
     directory: Path = Path("index")
+    kind: Literal["exact", "exact-bf16", "approximate"] = "exact"
+    """`exact-bf16` gives the same answers as `exact` at half the memory traffic, for half as much disk again; `approximate` misses rows."""
+    approximate: ApproximateSettings = ApproximateSettings()
     encoder: str = "minilm"
     """A prepared encoder's name, a sentence-transformers folder, or `hashing` (lexical, needs no model)."""
     batch_size: PositiveInt = 64
@@ -158,6 +177,10 @@ class RetrievalSettings(Section):
     shard_actors: PositiveInt = 2
     actor_cpus: float = Field(0.1, ge=0)
     """Cores per shard actor and for the encoder; Ray gives each as many threads, at least one."""
+    device: Device = "cpu"
+    """Where a shard's vectors are scanned; answers are the same."""
+    actor_gpus: float = Field(0.0, ge=0)
+    """GPUs per shard actor, for `device: cuda`."""
     restarts: int = Field(3, ge=0)
     """How often a dead actor is started again in one run."""
     start_timeout_s: PositiveFloat = 300.0

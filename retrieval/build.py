@@ -4,26 +4,24 @@ A month that an earlier build finished from the same articles with the same enco
 which nothing opens, is written last. The same input gives the same bytes.
 """
 
-import contextlib
-import fcntl
-import hashlib
 import logging
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from cluster.config import Settings
+from cluster.config import IndexSettings, Settings
 from cluster.failures import DataError
 from cluster.record import Record
 from retrieval.article import Article
 from retrieval.corpus.load import load_articles
 from retrieval.encoder import Encoder, Vectors, open_encoder
-from retrieval.manifest import MANIFEST_FILE, EncoderIdentity, Manifest, ShardManifest
-from retrieval.shard_files import finished_shard, month_of, row_order, source_hash, sync, write_shard
+from retrieval.index_folder import alone_in, publish, withdraw
+from retrieval.manifest import EXACT, Approximation, EncoderIdentity, IndexKind, ShardManifest
+from retrieval.shard_files import finished_shard, month_of, row_order, source_hash, stored_vectors, write_shard
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +64,14 @@ def build_from_settings(settings: Settings, progress: Progress | None = None) ->
     index = settings.index
     loaded = load_articles(settings.articles, index.directory / "quarantine")
     encoder = open_encoder(index.encoder, index.batch_size)
-    summary = build_index(loaded.records, encoder, index.directory, progress, text_characters=index.text_characters)
+    summary = build_index(
+        loaded.records,
+        encoder,
+        index.directory,
+        progress,
+        text_characters=index.text_characters,
+        kind=index_kind(index),
+    )
     return summary.model_copy(update={"quarantined": dict(loaded.quarantined)})
 
 
@@ -77,8 +82,9 @@ def build_index(
     progress: Progress | None = None,
     *,
     text_characters: int = 1000,
+    kind: IndexKind = EXACT,
 ) -> BuildSummary:
-    """Make `directory` an index of exactly these articles.
+    """Make `directory` an index of exactly these articles. Months whose kind alone has changed are not encoded again.
 
     Raises DataError if there are none, if two share an id, or if another build works in the same directory.
     """
@@ -90,35 +96,42 @@ def build_index(
     )
     months = _by_month(articles)
     total = sum(len(rows) for rows in months.values())
-    directory.mkdir(parents=True, exist_ok=True)
-    with _alone_in(directory):
-        sources = {month: source_hash(rows) for month, rows in months.items()}
-        kept = {month: finished_shard(directory, month, sources[month], identity) for month in months}
-        manifest_file = directory / MANIFEST_FILE
-        if None in kept.values() or _strangers(directory, months):
-            # until the new one is whole there is no index: an old manifest must not vouch for new shards
-            manifest_file.unlink(missing_ok=True)
-            sync(directory)
+    with alone_in(directory):
+        finished = {
+            month: finished_shard(directory, month, source_hash(rows), identity) for month, rows in months.items()
+        }
+        kept = {month: shard for month, shard in finished.items() if shard is not None and shard.kind == kind}
+        if len(kept) < len(months) or _strangers(directory, months):
+            withdraw(directory)
         for stranger in _strangers(directory, months):
             shutil.rmtree(stranger)
         done = 0
         shards: list[ShardManifest] = []
         for month, rows in months.items():
-            shard = kept[month]
+            shard = kept.get(month)
             if shard is None:
                 report = _reporter(progress, done, total, month)
-                shard = write_shard(directory, month, rows, _encode(rows, encoder, text_characters, report), identity)
+                encoded = finished[month] is not None
+                vectors = (
+                    stored_vectors(directory, month) if encoded else _encode(rows, encoder, text_characters, report)
+                )
+                shard = write_shard(directory, month, rows, vectors, identity, kind)
             shards.append(shard)
             done += len(rows)
             _reporter(progress, done, total, month)(0)
-        source = hashlib.sha256("".join(f"{s.month} {s.source}\n" for s in shards).encode()).hexdigest()
-        manifest = Manifest(encoder=identity, source=source, shards=tuple(shards))
-        _write_whole(manifest_file, manifest.stored())
-    reused = sum(shard is not None for shard in kept.values())
+        manifest = publish(directory, identity, kind, shards)
+    reused = len(kept)
     _log.info("index %s: %d articles in %d shards, %d of them kept", directory, total, len(shards), reused)
     return BuildSummary(
         articles=total, shards=len(shards), kept=reused, fingerprint=manifest.fingerprint, directory=directory
     )
+
+
+def index_kind(index: IndexSettings) -> IndexKind:
+    """The kind that the settings ask for."""
+    if index.kind != "approximate":
+        return IndexKind(name=index.kind)
+    return IndexKind(name=index.kind, approximation=Approximation(**index.approximate.model_dump()))
 
 
 def encoded_text(article: Article, characters: int) -> str:
@@ -168,23 +181,3 @@ def _strangers(directory: Path, months: Iterable[str]) -> list[Path]:
         for p in sorted(directory.iterdir())
         if p.is_dir() and (p.name.startswith(".building-") or (_MONTH_FOLDER.fullmatch(p.name) and p.name not in names))
     ]
-
-
-@contextlib.contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    with (directory / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataError(
-                f"another build is working in {directory}; wait for it or choose another directory"
-            ) from error
-        yield
-
-
-def _write_whole(file: Path, content: bytes) -> None:
-    beside = file.with_suffix(".partial")
-    beside.write_bytes(content)
-    sync(beside)
-    beside.rename(file)
-    sync(file.parent)

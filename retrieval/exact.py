@@ -15,6 +15,7 @@ from retrieval.canonical import Ranked, Rows, canonical_scores, rank
 from retrieval.finder import Answers, Ranges
 from retrieval.kernel import Kernel
 from retrieval.mask import Vectors
+from retrieval.workers import process_workers
 
 _CROWD = 2_048
 """Candidates of one query beyond which it is settled or given up: scoring them would take longer than scanning."""
@@ -113,9 +114,10 @@ def _search(
                 return
             found, rows = prepared.reaching(block, thresholds), block.stop - block.start
 
-    workers = kernel.workers()
-    workers.run(work)
+    kernel.workers().run(work)
     of_each = candidates.of_each()
-    finished = workers.each(lambda i: rescorer.finish(queries[i], i, *of_each[i], prepared.bound, k), len(queries))
+    finished = process_workers().each(
+        lambda i: rescorer.finish(queries[i], i, *of_each[i], prepared.bound, k), len(queries)
+    )
     ranked = tuple(answer for answer, _ in finished)
     return Answers(ranked, sum(scored for _, scored in finished), 0), sorted(candidates.given_up)

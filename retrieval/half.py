@@ -24,6 +24,14 @@ def from_half(half: Half) -> Vectors:
     return values
 
 
+def half_copy(vectors: Vectors) -> Half:
+    """`to_half` of a whole shard, without the intermediate copies of one."""
+    half = np.empty(vectors.shape, np.uint16)
+    for start in range(0, len(vectors), _CHUNK_ROWS):
+        half[start : start + _CHUNK_ROWS] = to_half(vectors[start : start + _CHUNK_ROWS])
+    return half
+
+
 def copy_norms(vectors: Vectors, half: Half) -> Norms:
     """What the error bound needs to know about rows and their copies, measured.
 

@@ -1,13 +1,15 @@
 """Library: an index on disk, opened. It exists only where a build has finished."""
 
 import datetime as dt
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from cluster.failures import DataError
-from retrieval.manifest import MANIFEST_FILE, Manifest
+from cluster.config import Device
+from cluster.failures import DataError, SettingsError
+from retrieval.manifest import FORMAT, MANIFEST_FILE, IndexKind, Manifest
 from retrieval.shard_files import StoredShard, load_days, load_shard
 
 
@@ -23,7 +25,9 @@ class Library:
         """Raises DataError if there is no finished index, or its manifest is not one of ours."""
         file = directory / MANIFEST_FILE
         try:
-            manifest = Manifest.model_validate_json(file.read_bytes())
+            content = file.read_bytes()
+            _require_format(file, content)
+            manifest = Manifest.model_validate_json(content)
         except OSError as error:
             raise DataError(
                 f"{file}: {error.strerror}; there is no finished index, run `pastcast index build`"
@@ -35,6 +39,14 @@ class Library:
         if not manifest.shards:
             raise DataError(f"{file} names no shard; build the index again")
         return cls(directory, manifest)
+
+    def require_kind(self, wanted: IndexKind) -> None:
+        """Raises SettingsError unless this is the kind of the index, settings of an approximate one included."""
+        if self.manifest.kind != wanted:
+            raise SettingsError(
+                f"{self.directory} is an index of the kind {_shown(self.manifest.kind)}, but the settings ask for {_shown(wanted)}; "
+                "change index.kind, or run `pastcast index build`, which encodes nothing again"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -60,9 +72,29 @@ class Library:
         """Articles per UTC day, for days that have any. Raises DataError for a damaged day table."""
         return {d: n for s in self.manifest.shards for d, n in load_days(self.directory, s).counts().items()}
 
-    def load(self, months: Iterable[str] | None = None) -> dict[str, StoredShard]:
+    def load(self, months: Iterable[str] | None = None, device: Device = "cpu") -> dict[str, StoredShard]:
         """These months (None: all), checked and open, by month. Raises DataError for a damaged one."""
         wanted = None if months is None else set(months)
         return {
-            s.month: load_shard(self.directory, s) for s in self.manifest.shards if wanted is None or s.month in wanted
+            s.month: load_shard(self.directory, s, device)
+            for s in self.manifest.shards
+            if wanted is None or s.month in wanted
         }
+
+
+def _require_format(file: Path, content: bytes) -> None:
+    """Raises DataError for an index that another version wrote; what is no manifest at all is left to the caller."""
+    try:
+        stored = json.loads(content)
+    except ValueError:
+        return
+    found = stored.get("format") if isinstance(stored, dict) else None
+    if isinstance(found, str) and found.startswith("pastcast-index-") and found != FORMAT:
+        raise DataError(
+            f"{file} is a manifest of the format {found}, this version reads {FORMAT}; build the index again with `pastcast index build`"
+        )
+
+
+def _shown(kind: IndexKind) -> str:
+    how = kind.approximation
+    return kind.name if how is None else f"{kind.name} ({', '.join(f'{k}={v}' for k, v in how.model_dump().items())})"

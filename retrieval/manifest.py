@@ -5,11 +5,48 @@ The index's fingerprint is the hash of this record, so that a run which names it
 
 import datetime as dt
 import hashlib
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from cluster.record import Record
 
 MANIFEST_FILE = "manifest.json"
+
+
+FORMAT: Literal["pastcast-index-2"] = "pastcast-index-2"
+
+FEWEST_ROWS = 5_000
+"""An approximate index searches a month with fewer articles exactly: lists for it would save nothing."""
+
+
+class Approximation(Record):
+    """How an approximate index is made and searched (`index.approximate`)."""
+
+    code: Literal["pq", "sq"]
+    lists: int | None
+    """Wished number of inverted lists of a month; None: four times the root of its rows."""
+    probes: int
+    """Lists that a query looks into."""
+    rescored: int
+    """Rows that are scored exactly per row asked for."""
+
+
+class IndexKind(Record):
+    """Which search an index was made for, and all settings of it that can alter an answer."""
+
+    name: Literal["exact", "exact-bf16", "approximate"] = "exact"
+    """`exact` and `exact-bf16` give the same answers."""
+    approximation: Approximation | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.name == "approximate") != (self.approximation is not None):
+            raise ValueError("an index is approximate if and only if it says how")
+        return self
+
+
+EXACT = IndexKind()
 
 
 class EncoderIdentity(Record):
@@ -33,6 +70,9 @@ class ShardManifest(Record):
     source: str
     """SHA-256 over the articles in row order."""
     encoder: EncoderIdentity
+    kind: IndexKind = EXACT
+    recall: float | None = None
+    """Approximate months only: the share of the exact best 10 that is found. None: answers are exact."""
     files: dict[str, str]
     """File name → SHA-256 of its bytes."""
 
@@ -40,13 +80,27 @@ class ShardManifest(Record):
 class Manifest(Record):
     """The whole index."""
 
-    format: Literal["pastcast-index-1"] = "pastcast-index-1"
-    kind: Literal["exact"] = "exact"
+    format: Literal["pastcast-index-2"] = FORMAT
+    kind: IndexKind = EXACT
     encoder: EncoderIdentity
     source: str
     """SHA-256 over the shards' sources."""
     shards: tuple[ShardManifest, ...]
     """In order of month, at least one."""
+
+    @property
+    def recall(self) -> float:
+        """The share of the exact best 10 that a search finds, averaged over the rows; 1 where answers are exact."""
+        rows = sum(s.rows for s in self.shards)
+        return sum(s.rows * (1.0 if s.recall is None else s.recall) for s in self.shards) / rows
+
+    @property
+    def search(self) -> str:
+        """What a report says about how this index is searched."""
+        how = self.kind.approximation
+        if how is None:
+            return self.kind.name
+        return f"approximate ({how.code}, {how.probes} lists a query), recall@10 {self.recall:.3f} of exact search"
 
     @property
     def fingerprint(self) -> str:

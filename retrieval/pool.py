@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
-from cluster.config import Settings
+from cluster.config import Device, Settings
 from cluster.failures import InfrastructureError, PastcastError
 from cluster.home import model_path
 from retrieval.article import Article, Hit
 from retrieval.batching import QueueDrain
+from retrieval.build import index_kind
 from retrieval.days import require_day
 from retrieval.encoder import HASHING, Encoder, Vectors, encodable, open_encoder
 from retrieval.library import Library
@@ -42,7 +43,9 @@ Result = TypeVar("Result")
 class ShardServer:
     """Some months of an index: the body of a shard actor."""
 
-    def __init__(self, directory: Path, shards: tuple[ShardManifest, ...], snippet_characters: int) -> None:
+    def __init__(
+        self, directory: Path, shards: tuple[ShardManifest, ...], snippet_characters: int, device: Device = "cpu"
+    ) -> None:
         """Opens nothing yet, so that a damaged shard is a DataError of a call and not an actor without a reason.
 
         The shards' manifests come from the driver: an actor that starts again serves the same bytes or none.
@@ -50,6 +53,7 @@ class ShardServer:
         self._directory = directory
         self._manifests = shards
         self._snippet_characters = snippet_characters
+        self._device = device
         self._drain = QueueDrain(self._search_together)
 
     async def ready(self) -> int:
@@ -72,7 +76,7 @@ class ShardServer:
 
     @cached_property
     def _shards(self) -> dict[str, StoredShard]:
-        return {s.month: load_shard(self._directory, s) for s in self._manifests}
+        return {s.month: load_shard(self._directory, s, self._device) for s in self._manifests}
 
     def _search_together(self, queries: Sequence[Query]) -> list[list[Hit]]:
         return search_shards(self._shards, queries, self._snippet_characters)
@@ -216,12 +220,13 @@ class RetrievalPool:
 def start_retrieval_pool(settings: Settings) -> RetrievalPool:
     """Serve `index.directory` in the Ray session that this process has joined; every node must see the directory.
 
-    Raises DataError for a missing or damaged index, SettingsError for another encoder than the index's, InfrastructureError if the
+    Raises DataError for a missing or damaged index, SettingsError for another encoder or kind than the index's, InfrastructureError if the
     actors do not start in time.
     """
     if not ray.is_initialized():
         raise InfrastructureError("retrieval-start", "there is no Ray session; start or join one first")
     library = Library.open(settings.index.directory.resolve())
+    library.require_kind(index_kind(settings.index))
     retrieval, manifest = settings.retrieval, library.manifest
     options = {
         "num_cpus": retrieval.actor_cpus,
@@ -229,11 +234,12 @@ def start_retrieval_pool(settings: Settings) -> RetrievalPool:
         "max_task_retries": retrieval.restarts,
     }
     by_month = {s.month: s for s in manifest.shards}
-    shard_class, encoder_class = ray.remote(**options)(ShardServer), ray.remote(**options)(EncoderServer)
+    shard_class = ray.remote(**options, num_gpus=retrieval.actor_gpus)(ShardServer)
+    encoder_class = ray.remote(**options)(EncoderServer)
     shards = []
     for months in deal(manifest.shards, retrieval.shard_actors):
         mine = tuple(by_month[month] for month in months)
-        handle = shard_class.remote(library.directory, mine, retrieval.snippet_characters)
+        handle = shard_class.remote(library.directory, mine, retrieval.snippet_characters, retrieval.device)
         shards.append(ShardActor(handle, Span.of(mine)))
     encoder_name = settings.index.encoder
     located = encoder_name if encoder_name == HASHING else str(model_path(encoder_name).resolve())

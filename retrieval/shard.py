@@ -9,14 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrieval.bounds import Norms, largest_norm
 from retrieval.canonical import Ranked
 from retrieval.days import DayTable
-from retrieval.exact import Certified, Exact, Rescorer
 from retrieval.finder import Finder
-from retrieval.half import Half, copy_norms
-from retrieval.kernel_numpy import NumpyKernel
-from retrieval.kernel_torch import HalfKernel
+from retrieval.kinds import exact_finder
 from retrieval.mask import Vectors, check_k, check_queries, check_ranges
 
 
@@ -75,23 +71,6 @@ class Shard:
                 self.counts.fallbacks + answers.fallbacks,
             )
         return list(answers.ranked)
-
-
-def certified_finder(vectors: Vectors, half: Half, days: DayTable, block_rows: int | None = None) -> Certified:
-    """The half-precision search on the CPU with the answers of `exact_finder`. `half`: bfloat16 bits of the vectors.
-
-    Raises ValueError for vectors that cannot be ranked or a copy of another shape.
-    """
-    rescorer = Rescorer(vectors, np.asarray(days.first_rows))
-    norms = copy_norms(vectors, half)
-    exact = Exact(rescorer, NumpyKernel(vectors, norms, block_rows))
-    return Certified(rescorer, HalfKernel(half, norms, block_rows), exact)
-
-
-def exact_finder(vectors: Vectors, days: DayTable, block_rows: int | None = None) -> Exact:
-    """The exact float32 search on the CPU. Answers do not depend on `block_rows`. Raises ValueError for vectors that cannot be ranked."""
-    norms = Norms(row=largest_norm(vectors))
-    return Exact(Rescorer(vectors, np.asarray(days.first_rows)), NumpyKernel(vectors, norms, block_rows))
 
 
 def check_vectors(vectors: Vectors) -> None:

@@ -1,5 +1,7 @@
 """One month on disk: `vectors.npy`, `days.json`, `articles.arrow` and `shard.json`, in a folder named after the month.
 
+The kind adds a file: `vectors.bf16.npy` (bfloat16 bits) for exact-bf16, `lists.faiss` for approximate.
+
 A folder appears under its name only when all of it is on the disk. It is served only if every file has the hash that
 the index names, its rows are ordered by (day, id), each day is the UTC day of the row's instant, and the day table says
 the same; anything else is a DataError, never a smaller or a wider shard.
@@ -20,15 +22,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
-from cluster.failures import DataError
+from cluster.config import Device
+from cluster.failures import DataError, SettingsError
 from retrieval.article import Article, Hit
 from retrieval.days import DayTable
 from retrieval.encoder import Vectors
-from retrieval.manifest import EncoderIdentity, ShardManifest
-from retrieval.shard import Shard
+from retrieval.finder import Finder
+from retrieval.half import half_copy
+from retrieval.kinds import certified_finder, exact_finder, rescorer
+from retrieval.manifest import FEWEST_ROWS, Approximation, EncoderIdentity, IndexKind, ShardManifest
+from retrieval.shard import Shard, check_vectors
 from retrieval.snippet import snippet
 
 VECTORS, DAYS, ARTICLES, SHARD = "vectors.npy", "days.json", "articles.arrow", "shard.json"
+HALF, LISTS = "vectors.bf16.npy", "lists.faiss"
 
 _SCHEMA = pa.schema(
     [
@@ -108,7 +115,12 @@ def source_hash(articles: Sequence[Article]) -> str:
 
 
 def write_shard(
-    directory: Path, month: str, articles: Sequence[Article], vectors: Vectors, encoder: EncoderIdentity
+    directory: Path,
+    month: str,
+    articles: Sequence[Article],
+    vectors: Vectors,
+    encoder: EncoderIdentity,
+    kind: IndexKind,
 ) -> ShardManifest:
     """Write `directory/month`, replacing what is there, so that it is whole or absent after a crash at any moment.
 
@@ -122,6 +134,14 @@ def write_shard(
     np.save(building / VECTORS, np.ascontiguousarray(vectors), allow_pickle=False)
     (building / DAYS).write_text(days.model_dump_json(indent=1) + "\n")
     _write_articles(building / ARTICLES, articles)
+    names = [VECTORS, DAYS, ARTICLES]
+    recall = None
+    if kind.name == "exact-bf16":
+        names.append(HALF)
+        np.save(building / HALF, half_copy(vectors), allow_pickle=False)
+    elif kind.approximation is not None and len(vectors) >= FEWEST_ROWS:
+        names.append(LISTS)
+        recall = _write_lists(building / LISTS, vectors, days, kind.approximation)
     manifest = ShardManifest(
         month=month,
         rows=len(articles),
@@ -129,7 +149,9 @@ def write_shard(
         last_day=days.days[-1],
         source=source_hash(articles),
         encoder=encoder,
-        files={name: file_hash(building / name) for name in (VECTORS, DAYS, ARTICLES)},
+        kind=kind,
+        recall=recall,
+        files={name: file_hash(building / name) for name in names},
     )
     (building / SHARD).write_text(manifest.model_dump_json(indent=1) + "\n")
     for file in building.iterdir():
@@ -142,7 +164,7 @@ def write_shard(
 
 
 def finished_shard(directory: Path, month: str, source: str, encoder: EncoderIdentity) -> ShardManifest | None:
-    """What an earlier build left for this month, if it was made from the same articles by the same encoder and is intact."""
+    """What an earlier build left for this month, of any kind, if it was made from the same articles by the same encoder and is intact."""
     try:
         manifest = ShardManifest.model_validate_json((directory / month / SHARD).read_bytes())
     except (OSError, ValidationError):
@@ -156,17 +178,23 @@ def finished_shard(directory: Path, month: str, source: str, encoder: EncoderIde
     return manifest
 
 
-def load_shard(directory: Path, manifest: ShardManifest) -> StoredShard:
-    """Open a month for search. Raises DataError that names the file and the fault."""
+def stored_vectors(directory: Path, month: str) -> Vectors:
+    """The vectors of a finished month, memory-mapped."""
+    vectors: Vectors = np.asarray(np.load(directory / month / VECTORS, mmap_mode="r", allow_pickle=False))
+    return vectors
+
+
+def load_shard(directory: Path, manifest: ShardManifest, device: Device = "cpu") -> StoredShard:
+    """Open a month for search. Raises DataError that names the file and the fault, SettingsError where there is no such device."""
     where = directory / manifest.month
     _check_hashes(where, manifest)
     try:
         days = DayTable.model_validate_json((where / DAYS).read_bytes())
-        vectors = np.load(where / VECTORS, mmap_mode="r", allow_pickle=False)
+        vectors = _mapped(where / VECTORS)
         with pa.memory_map(str(where / ARTICLES)) as stream:
             articles = pa.ipc.open_file(stream).read_all()
         _check_rows(articles, days, manifest)
-        shard = Shard(np.asarray(vectors), days)
+        shard = Shard(vectors, days, _finder(where, manifest, vectors, days, device))
         if shard.dimension != manifest.encoder.dimension:
             raise ValueError(f"vectors have {shard.dimension} dimensions, the encoder {manifest.encoder.dimension}")
     except (OSError, ValueError) as error:
@@ -199,8 +227,41 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _check_hashes(where: Path, manifest: ShardManifest, names: Sequence[str] = (VECTORS, DAYS, ARTICLES)) -> None:
-    for name in names:
+def _finder(where: Path, manifest: ShardManifest, vectors: Vectors, days: DayTable, device: Device) -> Finder:
+    """What the month's kind searches with."""
+    check_vectors(vectors)
+    if HALF in manifest.files:
+        return certified_finder(vectors, _mapped(where / HALF), days, device)
+    exact = exact_finder(vectors, days, device)
+    if manifest.kind.approximation is None or LISTS not in manifest.files:
+        return exact
+    from retrieval.approximate import Approximate, read_lists  # FAISS, which only this kind needs
+
+    lists = read_lists(where / LISTS, *vectors.shape)
+    return Approximate(rescorer(vectors, days), exact, lists, manifest.kind.approximation)
+
+
+def _write_lists(file: Path, vectors: Vectors, days: DayTable, settings: Approximation) -> float:
+    """Trains and writes the lists of a month. Their recall."""
+    from retrieval.approximate import Approximate, measured_recall, train_lists, write_lists
+
+    try:
+        lists = train_lists(vectors, settings)
+    except ValueError as error:
+        raise SettingsError(f"index.approximate: {error}") from error
+    write_lists(lists, file)
+    exact = exact_finder(vectors, days)
+    approximate = Approximate(rescorer(vectors, days), exact, lists, settings)
+    return measured_recall(approximate, exact, vectors)
+
+
+def _mapped(file: Path) -> Any:
+    # private pages: torch takes no read-only arrays, and nothing is ever written
+    return np.asarray(np.load(file, mmap_mode="c", allow_pickle=False))
+
+
+def _check_hashes(where: Path, manifest: ShardManifest, names: Sequence[str] | None = None) -> None:
+    for name in names or [*_needed(manifest), *sorted(manifest.files.keys() - set(_needed(manifest)))]:
         if name not in manifest.files:
             raise DataError(
                 f"shard {where}: its manifest names no {name}, so it cannot be trusted; build the index again"
@@ -211,6 +272,10 @@ def _check_hashes(where: Path, manifest: ShardManifest, names: Sequence[str] = (
             raise DataError(f"{where / name}: {error.strerror}; build the index again") from error
         if found != manifest.files[name]:
             raise DataError(f"{where / name} has changed since the index was built; build the index again")
+
+
+def _needed(manifest: ShardManifest) -> list[str]:
+    return [VECTORS, DAYS, ARTICLES] + ([HALF] if manifest.kind.name == "exact-bf16" else [])
 
 
 def _check_rows(articles: pa.Table, days: DayTable, manifest: ShardManifest) -> None:

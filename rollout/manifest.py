@@ -34,6 +34,8 @@ OPERATIONAL = (
     "model.adapter",
     "retrieval.shard_actors",
     "retrieval.actor_cpus",
+    "retrieval.device",
+    "retrieval.actor_gpus",
     "retrieval.restarts",
     "retrieval.start_timeout_s",
     "retrieval.request_timeout_s",
@@ -97,7 +99,7 @@ class Manifest(Record):
     versions: dict[str, str]
     """Installed versions of the libraries that can alter a forecast."""
     inputs: dict[str, str]
-    """Hash by name: events, index, weights, tokenizer, prompts, sandbox."""
+    """Hash by name: events, index, weights, tokenizer, prompts, sandbox; and in words, how the index is searched."""
     fingerprint: str
     """Hash of all of the above."""
 

@@ -16,6 +16,7 @@ from cluster.failures import DataError, SettingsError
 from cluster.home import model_path
 from cluster.record import Record
 from cluster.weights import Weights, read_weights
+from retrieval.build import index_kind
 from retrieval.corpus.rows import Loaded, QuarantinedRow
 from retrieval.library import Library
 from rollout.endpoint_model import endpoint_weights
@@ -128,6 +129,8 @@ def make_plan(settings: Settings) -> Plan:
             "no index at %s: forecast dates are chosen without it and may differ from those of runs that have one",
             settings.index.directory,
         )
+    if library is not None:
+        library.require_kind(index_kind(settings.index))
     activity = library.activity() if library else {}
     first_day = first_forecast_day(settings.retrieval, library.first_day if library else None)
     dates: dict[str, tuple[dt.date, ...]] = {}
@@ -161,7 +164,7 @@ def make_plan(settings: Settings) -> Plan:
             raise SettingsError(f"model.path {settings.model.path} is neither prepared nor a folder; run `make setup`")
         model = read_weights(folder, settings.model.adapter)
     weights = _weights(settings, model)
-    inputs = _inputs(settings, events, keys, library.fingerprint if library else "", weights)
+    inputs = _inputs(settings, events, keys, library, weights)
     return Plan(
         settings=settings,
         events=tuple(events),
@@ -193,12 +196,13 @@ def _load(settings: Settings) -> tuple[Loaded[Event], tuple[QuarantinedRow, ...]
 
 
 def _inputs(
-    settings: Settings, events: list[Event], keys: list[ForecastKey], index: str, weights: str
+    settings: Settings, events: list[Event], keys: list[ForecastKey], library: Library | None, weights: str
 ) -> Mapping[str, str]:
     prompts = {f"prompt.{m}": prompt_hash(m, settings.rollout.prompt) for m in settings.rollout.modes}
     return {
         **content_hashes(events, keys),
-        "index": index,
+        "index": library.fingerprint if library else "",
+        "search": library.manifest.search if library else "",
         "weights": weights,
         "sandbox": Sandbox(settings.rollout.python).describe() if uses_tools(settings) else "",
         **prompts,

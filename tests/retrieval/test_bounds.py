@@ -11,8 +11,9 @@ from retrieval.bounds import Bound, Norms, largest_norm
 from retrieval.canonical import canonical_scores
 from retrieval.half import copy_norms, from_half, to_half
 from retrieval.kernel import Kernel
+from retrieval.kernel_device import DeviceKernel
+from retrieval.kernel_half import HalfKernel
 from retrieval.kernel_numpy import NumpyKernel
-from retrieval.kernel_torch import HalfKernel
 from retrieval.mask import Vectors
 
 HALF_WAY = np.float32(1 + 2**-8)
@@ -57,7 +58,14 @@ def scores_of(kernel: Kernel, queries: Vectors, rows: int) -> tuple[Vectors, Bou
 def test_every_score_of_a_scan_lies_within_its_bound(data: st.DataObject, dimension: int, count: int) -> None:
     vectors, queries = data.draw(matrices(30, dimension)), data.draw(matrices(count, dimension))
     half = to_half(vectors)
-    for kernel in (NumpyKernel(vectors, Norms(row=largest_norm(vectors))), HalfKernel(half, copy_norms(vectors, half))):
+    norms = copy_norms(vectors, half)
+    kernels: list[Kernel] = [
+        NumpyKernel(vectors, Norms(row=largest_norm(vectors))),
+        HalfKernel(half, norms),
+        DeviceKernel(vectors, norms, "cpu"),
+        DeviceKernel(half, norms, "cpu"),
+    ]
+    for kernel in kernels:
         scores, bound = scores_of(kernel, queries, 30)
         for i, query in enumerate(queries):
             true = canonical_scores(vectors, np.arange(30), query)

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from retrieval.canonical import Ranked, canonical_scores
 from retrieval.days import DayTable
-from retrieval.half import to_half
+from retrieval.exact import Certified, Exact
+from retrieval.half import copy_norms, to_half
+from retrieval.kernel_device import DeviceKernel
+from retrieval.kinds import certified_finder, exact_finder, rescorer
 from retrieval.mask import MAXIMUM_K, Vectors
-from retrieval.shard import Shard, certified_finder, exact_finder
+from retrieval.shard import Shard
 
 Make = Callable[..., Shard]
 
@@ -42,15 +45,29 @@ def pairs(ranked: Ranked) -> list[tuple[int, float]]:
 
 def exact(vectors: Vectors, offsets: list[int], block_rows: int | None = None) -> Shard:
     days = table(offsets)
-    return Shard(vectors, days, exact_finder(vectors, days, block_rows))
+    return Shard(vectors, days, exact_finder(vectors, days, block_rows=block_rows))
 
 
 def certified(vectors: Vectors, offsets: list[int], block_rows: int | None = None) -> Shard:
     days = table(offsets)
-    return Shard(vectors, days, certified_finder(vectors, to_half(vectors), days, block_rows))
+    return Shard(vectors, days, certified_finder(vectors, to_half(vectors), days, block_rows=block_rows))
 
 
-kinds = pytest.mark.parametrize("make", [exact, certified])
+def device_exact(vectors: Vectors, offsets: list[int], block_rows: int | None = None) -> Shard:
+    """The path of a GPU, on the CPU."""
+    days = table(offsets)
+    kernel = DeviceKernel(vectors, copy_norms(vectors, to_half(vectors)), "cpu", block_rows)
+    return Shard(vectors, days, Exact(rescorer(vectors, days), kernel))
+
+
+def device_certified(vectors: Vectors, offsets: list[int], block_rows: int | None = None) -> Shard:
+    """The path of a GPU, on the CPU."""
+    days, half = table(offsets), to_half(vectors)
+    kernel = DeviceKernel(half, copy_norms(vectors, half), "cpu", block_rows)
+    return Shard(vectors, days, Certified(rescorer(vectors, days), kernel, exact_finder(vectors, days)))
+
+
+kinds = pytest.mark.parametrize("make", [exact, certified, device_exact, device_certified])
 
 
 @st.composite
@@ -191,7 +208,7 @@ def test_thousands_of_equal_rows_are_ordered_by_day_then_row(make: Make) -> None
     shard = make(vectors, offsets, 64)
     for answer in shard.search(queries, [(0, 4999)] * 3, 60):
         assert answer.rows == (*range(4950, 4999), *range(4900, 4911))
-    assert shard.counts.fallbacks == (0 if make is exact else 3)
+    assert shard.counts.fallbacks == (0 if make in (exact, device_exact) else 3)
     assert shard.counts.queries == 3
 
 
