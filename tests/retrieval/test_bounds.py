@@ -118,7 +118,8 @@ def test_a_row_below_the_threshold_cannot_reach_the_kth_row(
     (threshold,) = bound.threshold(np.array([0]), np.array([kth]))
     lowest_of_kth = kth - relative * abs(kth) - absolute
     highest_of_row = score + relative * abs(score) + absolute
+    slack = 1e-12  # of this float64 arithmetic; norms are enlarged by far more
     if score < threshold:
-        assert highest_of_row < lowest_of_kth
+        assert highest_of_row < lowest_of_kth + slack
     assert threshold <= kth
-    assert bound.reaches(0, np.array([score], np.float32), highest_of_row).all()
+    assert bound.reaches(0, np.array([score], np.float32), highest_of_row - slack).all()
