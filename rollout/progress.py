@@ -59,10 +59,5 @@ class RunSummary(Record):
     price: float
     """US dollars, of earlier sittings too."""
 
-    @property
-    def stopped(self) -> bool:
-        """Whether it was asked to stop before all was done."""
-        return self.ended == "stopped"
-
 
 Report = Callable[[Progress], None]

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cluster.clock import monotonic
-from cluster.failures import Failure
+from cluster.failures import Failure, InfrastructureError, failure_of
+from cluster.log_limit import LogLimit
 from cluster.pool_view import PoolView
 from rollout.coordinator import Abandon, Commit, Coordinator, Halt, Start, Wake
 from rollout.crew import Crew, WorkerGone
@@ -28,6 +29,8 @@ VIEW_SECONDS = 1.0
 """How often the pool is asked how it does."""
 SAY_SECONDS = 0.5
 """How often progress is said at the most."""
+LINE_CHARACTERS = 400
+"""Of a failure's detail in the log."""
 BUGS_KEPT = 20
 """Different tracebacks kept for the end; all of them are in the ledger."""
 
@@ -57,6 +60,7 @@ class Sitting:
         self._broken: BaseException | None = None
         self._bugs: Counter[tuple[str, str]] = Counter()
         self._thread = ThreadPoolExecutor(1, "ledger")
+        self._log = LogLimit(logger)
         self.signal: int | None = None
         """The first one that came."""
 
@@ -75,6 +79,7 @@ class Sitting:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             # A commit that is under way is finished: what it holds is not run again.
             self._thread.shutdown()
+            self._log.flush()
 
     @property
     def bugs(self) -> tuple[Bug, ...]:
@@ -138,11 +143,12 @@ class Sitting:
             try:
                 outcomes = await self._crew.listen(number)
             except WorkerGone as gone:
-                logger.warning("%s; its steps are repeated", gone)
+                self._log.warning("worker-lost", "%s; its steps are repeated", gone)
                 self._coordinator.lost(number, monotonic(), str(gone))
                 break
             for outcome in outcomes:
-                self._coordinator.outcome(outcome, monotonic())
+                if self._coordinator.outcome(outcome, monotonic()) and outcome.failure is not None:
+                    self._tell(outcome.failure)
             self._news.set()
         self._news.set()
         replacement = await self._crew.replace()
@@ -153,9 +159,25 @@ class Sitting:
             detail = "every rollout worker has died and replacements are spent; the log says of what"
             self._coordinator.fatal(Failure(kind="infrastructure", reason="no-worker", detail=detail), monotonic())
 
+    def _tell(self, failure: Failure) -> None:
+        """One line for each kind of failure, however often it comes; a bug's traceback is printed at the end."""
+        if failure.kind == "bug":
+            self._log.error(failure.reason, "a forecast ends in a bug of pastcast: %s", failure.reason)
+        else:
+            self._log.warning(
+                failure.reason, "an attempt failed: %s: %s", failure.reason, failure.detail[:LINE_CHARACTERS]
+            )
+
     async def _watch(self, view: View) -> None:
+        """Tell what the pool says of itself. While it does not answer, its last word stands."""
         while True:
-            self._coordinator.view(await view(), monotonic())
+            try:
+                self._coordinator.view(await view(), monotonic())
+            except InfrastructureError as error:
+                if error.fatal:
+                    self._coordinator.fatal(failure_of(error), monotonic())
+                    return
+                self._log.warning(error.reason, "the engine pool says nothing of itself: %s", error)
             self._news.set()
             await asyncio.sleep(VIEW_SECONDS)
 

@@ -138,15 +138,18 @@ def test_a_run_directory_is_not_shared_with_other_settings(world):
     assert "rollout.budget.calls" in other.stderr
 
 
-def test_an_interrupted_run_stops_cleanly_and_goes_on(world):
-    settings = [*_settings(world), "--set", f"run.directory={world / 'interrupted'}"]
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_stops_cleanly_and_goes_on(world, number, status):
+    directory = world / f"interrupted-{status}"
+    settings = [*_settings(world), "--set", f"run.directory={directory}"]
     process = subprocess.Popen(pastcast("rollout", *settings), cwd=REPO, start_new_session=True)
-    run = RunDirectory(world / "interrupted")
+    run = RunDirectory(directory)
     while process.poll() is None and _recorded(run) < 3:
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=120) == 130
+    os.kill(process.pid, number)
+    assert process.wait(timeout=120) == status
     at_stop = _recorded(run)
     assert 3 <= at_stop < len(run_schedule(run))
     subprocess.run(pastcast("rollout", *settings, "--resume"), cwd=REPO, check=True)
-    assert _recorded(run) == len(run_schedule(run))
+    with run.ledger() as ledger:
+        assert Counter(r.key for r in ledger.records()) == Counter(ledger.scheduled())
