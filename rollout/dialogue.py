@@ -62,6 +62,8 @@ class TokenDialogue:
         self._ids: list[int] = []
         self._last: int | None = None
         self._turns = 0
+        self._costed: tuple[Sequence[Message], list[int]] = ((), [])
+        """What was rendered last to see what it would take: it is what is appended next, and long texts are tokenized once."""
         self.tokenizer = chat.fingerprint
 
     def ids(self) -> tuple[int, ...]:
@@ -78,11 +80,18 @@ class TokenDialogue:
 
     def cost(self, messages: Sequence[Message], today: dt.date) -> int:
         """Length of the ids that `append` would add behind a turn."""
-        return len(self._chat.extend(messages, self._last, today))
+        self._costed = (list(messages), self._chat.extend(messages, self._last, today))
+        return len(self._costed[1])
 
     def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> tuple[int, ...]:
         """The first call opens the conversation and states the tools; later ones only append."""
-        added = self._chat.extend(messages, self._last, today) if self._ids else self._chat.open(messages, tools, today)
+        if not self._ids:
+            added = self._chat.open(messages, tools, today)
+        elif list(messages) == self._costed[0]:
+            added = self._costed[1]
+        else:
+            added = self._chat.extend(messages, self._last, today)
+        self._costed = ((), [])
         self._ids += added
         return tuple(added)
 

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import IO, Literal
@@ -73,7 +74,8 @@ class Sandbox:
         self._settings = settings
         self._runtime = find_runtime()
         self._enclosure = choose_enclosure(settings.isolation)
-        self._free = asyncio.Semaphore(settings.parallel)
+        # Threads of its own: they only wait for cells, and whoever else uses the loop's threads is not kept waiting by them.
+        self._threads = ThreadPoolExecutor(settings.parallel, thread_name_prefix="cell")
         if self._enclosure.kind != "bubblewrap" or self.clock != "libfaketime":
             _log.warning("Python tool: %s", self.describe())
 
@@ -110,13 +112,15 @@ class Sandbox:
 
     async def run(self, code: str, today: dt.date) -> CellResult:
         """Runs the code on that day. Raises InfrastructureError when the cell itself does not start."""
-        async with self._free:
-            run = _Run(self._enclosure, self._runtime, self._settings, code, today)
-            try:
-                return await asyncio.to_thread(run.complete)
-            except asyncio.CancelledError:
-                run.kill()
-                raise
+        run = _Run(self._enclosure, self._runtime, self._settings, code, today)
+        waiting = self._threads.submit(run.complete)
+        try:
+            return await asyncio.wrap_future(waiting)
+        except asyncio.CancelledError:
+            run.kill()
+            # Whoever cancelled may go on only when nothing of the cell is left.
+            await asyncio.gather(asyncio.wrap_future(waiting), return_exceptions=True)
+            raise
 
 
 @cache

@@ -235,31 +235,29 @@ class _Step:
     def _shown(self, results: list[ToolResult], goes_on: bool) -> tuple[tuple[ToolResult, ...], list[Message]]:
         """The results within their bounds, and the messages that tell them; the last one says what is left."""
         longest_notice = budget_left(self._iterations, self._calls, "context") if goes_on else ""
-        kept = self._fit(results, longest_notice)
+        kept, room = self._fit(results, longest_notice)
         for result in kept:
             if result.cut_characters:
                 self._cut[_counted(result.name)] += result.cut_characters
-        texts = [r.text for r in kept]
-        told = _tool_messages(texts, kept, longest_notice)
-        if goes_on:
-            room = self._dialogue.room() - self._dialogue.cost(told, self._task.key.date)
-            told = _tool_messages(texts, kept, budget_left(self._iterations, self._calls, self._scarce(room)))
-        return tuple(kept), told
+        notice = budget_left(self._iterations, self._calls, self._scarce(room)) if goes_on else ""
+        return tuple(kept), _tool_messages([r.text for r in kept], kept, notice)
 
-    def _fit(self, results: list[ToolResult], notice: str) -> list[ToolResult]:
-        """Results cut to their own bounds, and the longest of them until all and a report fit the context."""
+    def _fit(self, results: list[ToolResult], notice: str) -> tuple[list[ToolResult], int]:
+        """Results cut to their own bounds, and the longest of them until all and a report fit the context; and the room that
+        they leave, about."""
         budget, tokens = self._task.budget, self._dialogue.tokens
         bounds = [budget.python_output_tokens if r.name == "python" else budget.tool_output_tokens for r in results]
         sizes = [tokens(r.text) for r in results]
         frame = self._dialogue.cost(_tool_messages([""] * len(results), results, notice), self._task.key.date)
-        room = self._dialogue.room() - ANSWER_RESERVE - frame
-        level = fair_share([min(size, bound) for size, bound in zip(sizes, bounds, strict=True)], room)
+        room = self._dialogue.room() - frame
+        level = fair_share([min(size, bound) for size, bound in zip(sizes, bounds, strict=True)], room - ANSWER_RESERVE)
         # What is no longer than the note about a cut is not worth one.
         limits = [max(NOTE_TOKENS, min(bound, level)) for bound in bounds]
-        return [
+        kept = [
             result if size <= limit else shortened(result, limit, tokens)
             for result, size, limit in zip(results, sizes, limits, strict=True)
         ]
+        return kept, room - sum(min(size, limit) for size, limit in zip(sizes, limits, strict=True))
 
     def _scarce(self, room: int) -> Scarce:
         """What may end the tools at the next turn although turns and calls are left; `room` is what that turn begins with."""

@@ -25,7 +25,7 @@ QUERY_CHARACTERS = 2_000
 CODE_CHARACTERS = 100_000
 NOTE_TOKENS = 12
 """Room for the note that says what was cut."""
-_CHARACTERS_PER_TOKEN = 8
+_CHARACTERS_PER_TOKEN = 6
 """No more than this for each token of its bound is taken from an article: so much text seldom fits, and a step that counts
 tokens is not to count those of a whole book."""
 _LONGEST_TOKEN = 32
