@@ -100,6 +100,8 @@ class MeanUsage(Record):
     model_calls: float
     tool_calls: dict[str, float]
     tool_errors: dict[str, float]
+    malformed_calls: dict[str, float]
+    cut_characters: dict[str, float]
     input_tokens: float
     cached_tokens: float
     output_tokens: float
@@ -314,6 +316,8 @@ def _mean_usage(records: Sequence[ForecastRecord]) -> MeanUsage | None:
         model_calls=sum(u.model_calls for u in usages) / n,
         tool_calls=by_name([u.tool_calls for u in usages]),
         tool_errors=by_name([u.tool_errors for u in usages]),
+        malformed_calls=by_name([u.malformed_calls for u in usages]),
+        cut_characters=by_name([u.cut_characters for u in usages]),
         input_tokens=sum(u.input_tokens for u in usages) / n,
         cached_tokens=sum(u.cached_tokens for u in usages) / n,
         output_tokens=sum(u.output_tokens for u in usages) / n,

@@ -47,6 +47,7 @@ def plan(tmp_path_factory):
         "engine.kv_cache_gib=1",
         "engine.max_model_len=1024",
         "engine.restarts=1",
+        "rollout.check_share=1.0",
     ]
     settings = load_settings([write_settings(folder / "world", made)], overrides)
     build_from_settings(settings)

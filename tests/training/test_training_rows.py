@@ -183,6 +183,7 @@ def test_every_forecast_is_a_row_or_counted_by_reason(chat, make_run):
         (forecast(key("held-out")), taught("held-out")),
         (forecast(key("nowhere")), taught("nowhere")),
         (forecast(key("missing")), taught("missing")),
+        (forecast(key("good", 5)).model_copy(update={"transcript": "rendered"}), taught("good")),
         (forecast(key("wrong")), taught("wrong")),
     ]
     run = make_run(events, finished)
@@ -199,6 +200,7 @@ def test_every_forecast_is_a_row_or_counted_by_reason(chat, make_run):
         "eval-split": 1,
         "no-split": 1,
         "unknown-event": 1,
+        "rendered-transcript": 1,
         "brier": 1,
     }
     assert summary.rows + sum(summary.refused.values()) == summary.forecasts == len(finished)
