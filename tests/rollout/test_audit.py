@@ -61,7 +61,9 @@ def played():
         retrieval=RetrievalSettings(),
         max_tokens=100,
     )
-    _, trajectory = asyncio.run(drive(forecast_step(task, TokenDialogue(chat, 2000), lambda: 0.0), model, None, None))
+    _, trajectory = asyncio.run(
+        drive(forecast_step(task, TokenDialogue(chat, 2000), lambda: 0.0), model, None, "s", True, 60.0)
+    )
     return chat, trajectory, tuple(model.exchanges)
 
 
