@@ -28,13 +28,15 @@ from rollout.coordinator import Coordinator, Halt, Limits, Tally
 from rollout.crew import Crew
 from rollout.endpoint_model import proving_calls
 from rollout.ledger import Ledger
-from rollout.mirror import mirrored, restore
+from rollout.metrics import RunMetrics
+from rollout.mirror import mirrored, take_up
 from rollout.notebook import NotebookState
 from rollout.plan import Plan, uses_tools
 from rollout.progress import Progress, Report, RunSummary
 from rollout.record import ForecastKey
 from rollout.run import RunDirectory
 from rollout.sitting import Sitting
+from rollout.status import StatusWriter
 from rollout.worker import Questions, RolloutWorker
 from rollout.write_off import WriteOffs
 
@@ -49,30 +51,31 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
     run = RunDirectory(plan.settings.run.directory)
     mirror = plan.settings.run.mirror
     with contextlib.closing(run.lock()), contextlib.ExitStack() as stack:
-        if resume and not run.exists and mirror is not None:
-            restore(run, mirror)
+        if not run.exists and mirror is not None:
+            take_up(run, mirror, plan.manifest, resume)
         if not run.exists or not resume:
             run.require_new()
         else:
             run.check_resumable(plan.manifest)
             ledger = stack.enter_context(run.ledger())
-            stack.enter_context(mirrored(run, plan.settings.run))
+            status = stack.enter_context(_status(run, plan.settings, stack))
             scheduled, finished = ledger.counts()
             if scheduled == finished and not retry:
-                return _Run(plan, ledger, report, 0).summary(Halt("complete"))
+                return _Run(plan, ledger, report, status, 0).summary(Halt("complete"))
         session = stack.enter_context(start_session(plan.settings.ray))
         require(session, _bundles(plan.settings), "the run")
         if not run.exists:
             run.create(plan.settings, plan.manifest, plan.events, plan.keys, plan.floor(), plan.unused_rows)
             ledger = stack.enter_context(run.ledger())
-            stack.enter_context(mirrored(run, plan.settings.run))
+            status = stack.enter_context(_status(run, plan.settings, stack))
+        status.publish = RunMetrics(plan.manifest.fingerprint).publish
         reopened = ledger.retry(retry, f"--retry {' '.join(sorted(retry))}").total if retry else 0
-        return asyncio.run(_Run(plan, ledger, report, reopened).go())
+        return asyncio.run(_Run(plan, ledger, report, status, reopened).go())
 
 
 class _Run:
-    def __init__(self, plan: Plan, ledger: Ledger, report: Report, reopened: int) -> None:
-        self._plan, self._ledger, self._report, self._reopened = plan, ledger, report, reopened
+    def __init__(self, plan: Plan, ledger: Ledger, report: Report, status: StatusWriter, reopened: int) -> None:
+        self._plan, self._ledger, self._report, self._status, self._reopened = plan, ledger, report, status, reopened
         self._settings: Settings = plan.settings
         finished: dict[ForecastKey, NotebookState | None] = {}
         earlier = Tally()
@@ -107,6 +110,7 @@ class _Run:
                 self._coordinator, crew, settings.concurrency, self._ledger, None, settings.grace_s, self._say
             )
             halt = await self._sitting.run()
+            self._status.end(halt.reason)
         if halt.failure is not None:
             raise InfrastructureError(
                 halt.failure.reason,
@@ -179,20 +183,25 @@ class _Run:
             stage = f"ending ({closing.reason}): {state.running} steps still run"
         elif state.paused:
             stage = f"paused: {state.paused}"
-        self._report(
-            Progress(
-                total=state.total,
-                done=state.done,
-                done_now=state.recorded_now,
-                running=state.running,
-                failures=dict(state.tally.failures),
-                retried=state.retried,
-                output_tokens=state.tally.output_tokens,
-                price=state.spent,
-                seconds=monotonic() - self._began,
-                stage=stage or "running",
-            )
+        progress = Progress(
+            total=state.total,
+            done=state.done,
+            done_now=state.recorded_now,
+            running=state.running,
+            failures=dict(state.tally.failures),
+            retried=state.retried,
+            output_tokens=state.tally.output_tokens,
+            price=state.spent,
+            seconds=monotonic() - self._began,
+            stage=stage or "running",
         )
+        self._status.tell(progress, self._sitting.pool if self._sitting else None)
+        self._report(progress)
+
+
+def _status(run: RunDirectory, settings: Settings, stack: contextlib.ExitStack) -> StatusWriter:
+    """The run's status and mirror, which end in that order: the mirror ships the last status too."""
+    return StatusWriter(run, stack.enter_context(mirrored(run, settings.run)))
 
 
 @contextlib.contextmanager

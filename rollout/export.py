@@ -25,14 +25,14 @@ from rollout.ledger import Ledger
 from rollout.manifest import Manifest
 from rollout.record import ForecastRecord
 from rollout.run import RunDirectory
-from rollout.trajectory import Trajectory
+from rollout.trajectory import Trajectory, Transcript
 
 SHARD_MIB = 256
 """A file is closed once it is larger."""
 GROUP_ROWS = 256
 GROUP_BYTES = 16 * 2**20
 """A row group is written once its texts and tokens are larger: all that an export keeps in memory."""
-TRANSCRIPTS = {
+TRANSCRIPTS: dict[Transcript, str] = {
     "exact": "`token_ids` are what the engine saw and sampled, in order; train on them where `mask` is 1",
     "rendered": "ids were rendered anew each turn and are not given; not for token-exact training",
     "messages": "no ids were involved; render `messages` with the chat template of your model",
@@ -94,6 +94,7 @@ FORECAST_COLUMNS: tuple[Column, ...] = (
     ("tool_calls", _COUNTS, "by tool"),
     ("tool_errors", _COUNTS, "failed calls by error"),
     ("malformed_calls", _COUNTS, "calls that could not be read, by kind"),
+    ("cut_characters", _COUNTS, "characters cut from what tools returned, by tool"),
     ("input_tokens", pa.int64(), "sum over calls of the context length"),
     ("cached_tokens", pa.int64(), "of these, from the prefix cache"),
     ("output_tokens", pa.int64(), "sampled"),
@@ -103,7 +104,7 @@ FORECAST_COLUMNS: tuple[Column, ...] = (
     ("price", pa.float64(), "US dollars asked by an endpoint"),
     ("transcript", pa.string(), "`exact`, `rendered` or `messages`, see below; null when nothing was kept"),
     ("messages", pa.list_(_MESSAGE), "the chat, in order"),
-    ("token_ids", pa.list_(pa.int32()), "all ids of an exact transcript, given and sampled, in order"),
+    ("token_ids", pa.list_(pa.int32()), "all ids of an exact transcript, given and sampled, in order; else null"),
     ("mask", pa.list_(pa.int8()), "one per token id: 1 where it was sampled"),
     ("logprobs", pa.list_(pa.float64()), "one per sampled id (mask 1), natural log"),
     ("turns", pa.list_(_TURN), "one per call of the model; `weights` says which weights sampled it"),
@@ -281,6 +282,7 @@ def _forecast_row(record: ForecastRecord, trajectory: Trajectory | None, event: 
         "tool_calls": _counts(usage.tool_calls),
         "tool_errors": _counts(usage.tool_errors),
         "malformed_calls": _counts(usage.malformed_calls),
+        "cut_characters": _counts(usage.cut_characters),
     }
     for name in ("model_calls", "input_tokens", "cached_tokens", "output_tokens", "model_seconds", "tool_seconds"):
         row[name] = getattr(usage, name)
@@ -300,7 +302,7 @@ def _forecast_row(record: ForecastRecord, trajectory: Trajectory | None, event: 
 def _add_trajectory(row: dict[str, Any], trajectory: Trajectory) -> int:
     messages = [m.model_dump() for m in trajectory.messages()]
     row["messages"] = messages
-    row["transcript"] = "exact" if any(turn.sampled_ids for turn in trajectory.turns) else "messages"
+    row["transcript"] = trajectory.transcript
     row["tokenizer"] = trajectory.tokenizer
     row["shown"] = [s.model_dump() for s in trajectory.shown()]
     row["turns"] = [
@@ -317,13 +319,15 @@ def _add_trajectory(row: dict[str, Any], trajectory: Trajectory) -> int:
         }
         for turn in trajectory.turns
     ]
-    # Arrays, not lists: a row waits for its group at a few bytes a token.
-    ids = np.array(trajectory.token_ids(), dtype=np.int32)
-    row["token_ids"] = ids
-    row["mask"] = np.array(trajectory.mask(), dtype=np.int8)
-    row["logprobs"] = np.array([p for turn in trajectory.turns for p in turn.logprobs], dtype=np.float64)
+    tokens = 0
+    if trajectory.transcript == "exact":
+        # Arrays, not lists: a row waits for its group at a few bytes a token.
+        row["token_ids"] = np.array(trajectory.token_ids(), dtype=np.int32)
+        row["mask"] = np.array(trajectory.mask(), dtype=np.int8)
+        row["logprobs"] = np.array([p for turn in trajectory.turns for p in turn.logprobs], dtype=np.float64)
+        tokens = len(row["token_ids"])
     texts = sum(len(m["content"]) + sum(len(c["arguments"]) for c in m["tool_calls"]) for m in messages)
-    return texts + sum(len(turn.reasoning) for turn in trajectory.turns) + 13 * len(ids)
+    return texts + sum(len(turn.reasoning) for turn in trajectory.turns) + 13 * tokens
 
 
 def _event_row(event: Event) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from rollout.manifest import Manifest, differences
 from rollout.mirror_store import CONFIRMATION, MirrorStore, MirrorUnreachable
 from rollout.parts import FOLDER, Part, committed_parts, folder_of, pack_part, unpack_part
 from rollout.record import ForecastKey
-from rollout.run import RunDirectory
+from rollout.run import STATUS_FILE, RunDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +41,9 @@ PATIENCE_SECONDS = 60.0
 LONGEST_DELAY_SECONDS = 30.0
 """Between two tries while the mirror cannot be reached."""
 CLOSING_TICK_SECONDS = 0.05
-STATUS_FILE = "status.json"
 
 _START = "start"
-_SCHEDULE = "schedule.jsonl"
+SCHEDULE_FILE = "schedule.jsonl"
 
 
 class MirrorState(Record):
@@ -280,12 +279,8 @@ class Mirror:
         mine = self._run.manifest()
         if index is None:
             self._ship_start(ledger)
-        elif index.fingerprint != mine.fingerprint:
-            theirs = Manifest.model_validate_json(read_start_file(self._store, index, "manifest.json"))
-            lines = "\n".join(f"  {line}" for line in differences(theirs, mine))
-            raise SettingsError(
-                f"mirror {self._store.address} holds another run (its value → this run's):\n{lines}\nChoose another run.mirror"
-            )
+        else:
+            _refuse_another(self._store, index, mine)
         parts = read_parts(self._store)
         if parts:
             last = parts[-1]
@@ -302,7 +297,7 @@ class Mirror:
 
     def _ship_start(self, ledger: Ledger) -> None:
         files = {name: path.read_bytes() for name, path in self._run.start_files().items()}
-        files[_SCHEDULE] = "".join(k.model_dump_json() + "\n" for k in ledger.scheduled()).encode()
+        files[SCHEDULE_FILE] = "".join(k.model_dump_json() + "\n" for k in ledger.scheduled()).encode()
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         for name in files.keys() - self._started:
             self._store.put(_start_path(name, digests[name]), files[name])
@@ -344,23 +339,41 @@ def mirrored(run: RunDirectory, settings: RunSettings) -> Iterator[Mirror | None
         mirror.close()
 
 
+def take_up(run: RunDirectory, address: str, manifest: Manifest, resume: bool) -> None:
+    """Restore a run that has no directory, if its mirror holds it and it is to be resumed; a mirror that is free is left.
+
+    Raises SettingsError if the mirror holds another run, or this one and `resume` is not set; MirrorUnreachable if it is to
+    be resumed and the mirror does not answer: beginning anew would not be resuming.
+    """
+    try:
+        store = MirrorStore(address)
+        index = _patiently(PATIENCE_SECONDS if resume else 0.0)(read_index, store)
+        if index is None:
+            return
+        _refuse_another(store, index, manifest)
+    except MirrorUnreachable:
+        if resume:
+            raise
+        return  # said, and caught up with, by the mirror of the run
+    if not resume:
+        raise SettingsError(
+            f"mirror {address} holds this run already; --resume restores it from there, or choose another run.mirror"
+        )
+    restore(run, address)
+
+
 def restore(run: RunDirectory, address: str, patience_s: float = PATIENCE_SECONDS) -> bool:
     """Lay a run as its mirror holds it; False if the mirror holds none.
 
     Raises DataError that names a damaged or missing part, MirrorUnreachable when the store does not answer.
     """
     store = MirrorStore(address)
-    patiently = Retrying(
-        retry=retry_if_exception_type(MirrorUnreachable),
-        stop=stop_after_delay(patience_s),
-        wait=wait_exponential(0.1, max=5.0),
-        reraise=True,
-    )
+    patiently = _patiently(patience_s)
     index = patiently(read_index, store)
     if index is None:
         return False
     files = {name: patiently(read_start_file, store, index, name) for name in index.files}
-    schedule = [ForecastKey.model_validate_json(line) for line in files.pop(_SCHEDULE).decode().splitlines()]
+    schedule = [ForecastKey.model_validate_json(line) for line in files.pop(SCHEDULE_FILE).decode().splitlines()]
     parts = patiently(read_parts, store)
 
     def changes() -> Iterator[list[Change]]:
@@ -370,6 +383,24 @@ def restore(run: RunDirectory, address: str, patience_s: float = PATIENCE_SECOND
     logger.info("restoring %s from %s: %d parts", run.path, store.address, len(parts))
     run.lay(files, schedule, changes())
     return True
+
+
+def _patiently(patience_s: float) -> Retrying:
+    return Retrying(
+        retry=retry_if_exception_type(MirrorUnreachable),
+        stop=stop_after_delay(patience_s),
+        wait=wait_exponential(0.1, max=5.0),
+        reraise=True,
+    )
+
+
+def _refuse_another(store: MirrorStore, index: StartIndex, mine: Manifest) -> None:
+    if index.fingerprint != mine.fingerprint:
+        theirs = Manifest.model_validate_json(read_start_file(store, index, "manifest.json"))
+        lines = "\n".join(f"  {line}" for line in differences(theirs, mine))
+        raise SettingsError(
+            f"mirror {store.address} holds another run (its value → this run's):\n{lines}\nChoose another run.mirror"
+        )
 
 
 def read_index(store: MirrorStore) -> StartIndex | None:

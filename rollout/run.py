@@ -28,6 +28,8 @@ Floor = Mapping[tuple[str, dt.date], Belief]
 """Best possible forecast of a synthetic world, by (event id, day)."""
 QUARANTINE_FILE = "events.jsonl"
 """Under `quarantine/`: the rows of the events file that were not used."""
+STATUS_FILE = "status.json"
+"""What the driver says of the run while it goes on."""
 _QUARANTINE = f"quarantine/{QUARANTINE_FILE}"
 LOCK_SECONDS = 1.0
 """How long a lock is tried for: `in_use` holds it for an instant."""
@@ -165,6 +167,12 @@ class RunDirectory:
             except OSError:
                 return True
         return False
+
+    def write_status(self, text: str) -> None:
+        """Replace the run's status. It may be lost in a power cut: the ledger is the truth."""
+        part = self.path / f"{STATUS_FILE}.part"
+        part.write_text(text)
+        part.replace(self.path / STATUS_FILE)
 
     def _file(self, name: str) -> Path:
         file = self.path / name

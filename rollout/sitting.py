@@ -63,6 +63,8 @@ class Sitting:
         self._log = LogLimit(logger)
         self.signal: int | None = None
         """The first one that came."""
+        self.pool: PoolView | None = None
+        """What the pool said last."""
 
     async def run(self) -> Halt:
         """Until the coordinator halts. Raises what the ledger raises when it cannot be written."""
@@ -172,7 +174,8 @@ class Sitting:
         """Tell what the pool says of itself. While it does not answer, its last word stands."""
         while True:
             try:
-                self._coordinator.view(await view(), monotonic())
+                self.pool = await view()
+                self._coordinator.view(self.pool, monotonic())
             except InfrastructureError as error:
                 if error.fatal:
                     self._coordinator.fatal(failure_of(error), monotonic())

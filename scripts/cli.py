@@ -161,6 +161,24 @@ def rollout(
     raise typer.Exit(_say_how_it_ended(summary, settings))
 
 
+@_verb(app, "status", "pastcast status runs/demo --watch")
+def status(
+    run: Annotated[str, typer.Argument(help="A run directory, or the address of a mirror.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until the run ends.")] = False,
+) -> None:
+    """Say how a run goes: progress, rate, expected end, engines, failures, cost; from any terminal, at any time."""
+    from rollout.status import read_status
+    from scripts.status_page import status_page, watch_status
+
+    if watch:
+        watch_status(run)
+    elif json_:
+        sys.stdout.write(read_status(run).model_dump_json(indent=1) + "\n")
+    else:
+        console.print(status_page(read_status(run)))
+
+
 @_verb(app, "merge", "pastcast merge runs/all runs/share-1 runs/share-2")
 def merge(
     out: Annotated[Path, typer.Argument(help="The run directory to write.")],

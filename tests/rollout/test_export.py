@@ -54,11 +54,11 @@ def loaded(folder, name):
 def run(tmp_path):
     made = lay(RunDirectory(tmp_path / "run"))
     with made.ledger() as ledger:
-        ledger.commit([pack(record(EVERY_KEY[0], 0.25), Trajectory(turns=TURNS, tokenizer="t"))])
+        ledger.commit([pack(record(EVERY_KEY[0], 0.25), Trajectory(turns=TURNS, tokenizer="t", transcript="exact"))])
         ledger.commit([packed(EVERY_KEY[1], kind="model", reason="no-answer"), pack(record(EVERY_KEY[2]), None)])
         ledger.commit([packed(k, kind="infrastructure") for k in EVERY_KEY[3:6]])
         ledger.retry({"infrastructure"}, "asked for")
-        ledger.commit([packed(EVERY_KEY[3])])
+        ledger.commit([pack(record(EVERY_KEY[3]), Trajectory(turns=TURNS, transcript="rendered"))])
     return made
 
 
@@ -86,6 +86,8 @@ def test_an_export_loads_and_streams_with_datasets(run, tmp_path):
     assert (second["failure_kind"], second["failure_reason"]) == ("model", "no-answer")
     assert (third["transcript"], third["messages"], third["failure_kind"]) == (None, None, None)
     assert fourth["failure_kind"] is None, "what was taken back is not exported"
+    assert (fourth["transcript"], fourth["token_ids"], fourth["logprobs"]) == ("rendered", None, None)
+    assert len(fourth["messages"]) == 5
 
 
 def test_no_row_of_a_forecast_holds_the_answer(run, tmp_path):
@@ -142,7 +144,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path):
     event = EVENTS[0]
     keys = [EVERY_KEY[0].model_copy(update={"rollout": i}) for i in range(240)]
     turns = tuple(t.model_copy(update={"messages": (Message(role="user", content="x" * 200_000),)}) for t in TURNS)
-    whole = pack(record(keys[0]), Trajectory(turns=turns))
+    whole = pack(record(keys[0]), Trajectory(turns=turns, transcript="exact"))
 
     def peak(count):
         run = lay(RunDirectory(tmp_path / f"run{count}"), events=[event], keys=keys[:count])

@@ -19,7 +19,8 @@ from mirrored_run import EVERY_KEY, lay, packed
 
 from cluster.config import RunSettings, Settings
 from cluster.failures import DataError, SettingsError
-from rollout.mirror import Mirror, MirrorState, Pace, mirrored, restore
+from rollout.manifest import make_manifest
+from rollout.mirror import Mirror, MirrorState, Pace, mirrored, restore, take_up
 from rollout.mirror_store import MirrorUnreachable
 from rollout.run import RunDirectory
 
@@ -313,3 +314,21 @@ def test_a_state_names_its_mirror(tmp_path):
     assert state == MirrorState(
         address=f"file://{tmp_path}/store", parts=0, shipped=0, unshipped=0, lag_s=0.0, fault=""
     )
+
+
+def test_a_mirror_that_holds_the_run_is_taken_up_when_it_is_resumed_and_refused_when_it_is_begun(tmp_path):
+    run, address = lay(RunDirectory(tmp_path / "run")), f"file://{tmp_path}/store"
+    manifest = run.manifest()
+    gone = RunDirectory(tmp_path / "gone")
+    take_up(gone, address, manifest, resume=True)
+    assert not gone.exists, "an empty mirror is a new run's"
+    ship(run, address)
+    with pytest.raises(SettingsError, match="--resume restores it"):
+        take_up(gone, address, manifest, resume=False)
+    other = make_manifest(Settings(), {"schedule": "another"})
+    for resume in (True, False):
+        with pytest.raises(SettingsError, match=r"holds another run .*\n.*inputs\.events"):
+            take_up(gone, address, other, resume)
+    assert not gone.exists
+    take_up(gone, address, manifest, resume=True)
+    assert contents(gone) == contents(run)

@@ -20,6 +20,7 @@ VERBS = (
     "demo",
     "eval",
     "rollout",
+    "status",
     "merge",
     "export",
     "score",
@@ -53,7 +54,7 @@ def test_help_lists_every_verb_with_an_example_that_parses():
         assert " ".join(words).startswith(name)
         command.make_context(name, words[len(name.split()) :], resilient_parsing=False)
     top = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
-    assert top.count("Example: pastcast") == 11
+    assert top.count("Example: pastcast") == 12
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -84,7 +85,7 @@ def test_an_unknown_key_is_a_message_that_names_the_nearest():
 
 
 def test_a_missing_run_is_a_message(tmp_path):
-    for verb in ("score", "report"):
+    for verb in ("score", "report", "status"):
         ended = run(verb, tmp_path / "nothing")
         assert ended.returncode == 2
         assert "is not a run directory" in ended.stderr
