@@ -88,12 +88,7 @@ def build_index(
 
     Raises DataError if there are none, if two share an id, or if another build works in the same directory.
     """
-    identity = EncoderIdentity(
-        name=encoder.name,
-        fingerprint=encoder.fingerprint,
-        dimension=encoder.dimension,
-        text_characters=text_characters,
-    )
+    identity = encoder_identity(encoder, text_characters)
     months = _by_month(articles)
     total = sum(len(rows) for rows in months.values())
     with alone_in(directory):
@@ -124,6 +119,16 @@ def build_index(
     _log.info("index %s: %d articles in %d shards, %d of them kept", directory, total, len(shards), reused)
     return BuildSummary(
         articles=total, shards=len(shards), kept=reused, fingerprint=manifest.fingerprint, directory=directory
+    )
+
+
+def encoder_identity(encoder: Encoder, text_characters: int) -> EncoderIdentity:
+    """What an index says about the encoder of its vectors."""
+    return EncoderIdentity(
+        name=encoder.name,
+        fingerprint=encoder.fingerprint,
+        dimension=encoder.dimension,
+        text_characters=text_characters,
     )
 
 

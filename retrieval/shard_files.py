@@ -51,7 +51,7 @@ _SCHEMA = pa.schema(
     ]
 )
 
-_NORM_TOLERANCE = 1e-3
+NORM_TOLERANCE = 1e-3
 """How far a stored vector's length may lie from 1."""
 
 
@@ -309,7 +309,7 @@ def _check_vectors(vectors: Vectors, articles: Sequence[Article], encoder: Encod
             f"encoder {encoder.name} gave {vectors.dtype} {vectors.shape} for {len(articles)} texts, "
             f"not float32 ({len(articles)}, {encoder.dimension})"
         )
-    off = ~(np.abs(np.linalg.norm(vectors, axis=1) - 1) <= _NORM_TOLERANCE)
+    off = ~(np.abs(np.linalg.norm(vectors, axis=1) - 1) <= NORM_TOLERANCE)
     if off.any():
         raise DataError(
             f"encoder {encoder.name} gave article {articles[int(off.argmax())].id!r} a vector that is not of unit length"

@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 from rich.table import Table
@@ -114,6 +114,43 @@ def index_build(config: Config = [], set_: Set = []) -> None:  # noqa: B006
         f"{summary.articles} articles in {summary.shards} monthly shards ({summary.kept} kept), {summary.directory}",
         highlight=False,
     )
+
+
+@_verb(index_app, "import", "pastcast index import shards --format faiss --set index.encoder=hashing")
+def index_import(
+    source: Annotated[Path, typer.Argument(help="A folder of monthly or daily shards.")],
+    _format: Annotated[Literal["faiss"], typer.Option("--format", help="What the folder holds.")] = "faiss",
+    config: Config = [],  # noqa: B006
+    set_: Set = [],  # noqa: B006
+) -> None:
+    """Make an index of shards that other tools wrote; index.encoder must be what made their vectors."""
+    from retrieval.build import encoder_identity, index_kind
+    from retrieval.encoder import open_encoder
+    from retrieval.faiss_folders import import_faiss
+
+    index = load_settings(config, set_).index
+    encoder = encoder_identity(open_encoder(index.encoder, index.batch_size), index.text_characters)
+    summary = import_faiss(source, index.directory, encoder, index_kind(index))
+    console.print(
+        f"{summary.articles} articles of {summary.folders} folders in {summary.shards} monthly shards, {index.directory}; "
+        f"{summary.naive_times} times without an offset were taken as UTC",
+        highlight=False,
+    )
+
+
+@_verb(index_app, "export", "pastcast index export --out shards --format faiss --config world/settings.yaml")
+def index_export(
+    out: Annotated[Path, typer.Option(help="Folder for the monthly shards.")],
+    _format: Annotated[Literal["faiss"], typer.Option("--format", help="What to write.")] = "faiss",
+    config: Config = [],  # noqa: B006
+    set_: Set = [],  # noqa: B006
+) -> None:
+    """Write the index as shards that other tools read."""
+    from retrieval.faiss_folders import export_faiss
+    from retrieval.library import Library
+
+    folders = export_faiss(Library.open(load_settings(config, set_).index.directory), out)
+    console.print(f"wrote {len(folders)} monthly shards to {out}", highlight=False)
 
 
 @_verb(app, "rollout", "pastcast rollout --config configs/summer2024.yaml --set rollout.count=4")

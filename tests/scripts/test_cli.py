@@ -27,6 +27,8 @@ VERBS = (
     "report",
     "world make",
     "index build",
+    "index import",
+    "index export",
     "train sft",
 )
 
@@ -102,3 +104,18 @@ def test_a_dry_run_says_how_large_the_run_is_and_writes_nothing(tmp_path):
     assert re.search(r"(\d+) events, (\d+) episodes, (\d+) forecasts, roughly [\d,]+ tokens", ended.stdout)
     assert "reader_top_k" in ended.stdout
     assert sorted(p for p in tmp_path.rglob("*")) == before
+
+
+def test_an_index_goes_out_as_faiss_shards_and_comes_in_again(tmp_path):
+    world = tmp_path / "world"
+    settings = write_settings(world, make_world(world, 4, 6, 60, 4.0))
+    common = ["--config", settings, "--set", "index.encoder=hashing"]
+    assert run("index", "build", *common).returncode == 0
+    out = run("index", "export", "--out", tmp_path / "shards", "--format", "faiss", *common)
+    assert (out.returncode, "monthly shards" in out.stdout) == (0, True), out.stderr
+    again = ["index", "import", tmp_path / "shards", *common, "--set", f"index.directory={tmp_path / 'again'}"]
+    into = run(*again, "--set", "index.kind=exact-bf16")
+    assert into.returncode == 0, into.stderr
+    assert re.search(r"\d+ articles of \d+ folders in \d+ monthly shards", into.stdout)
+    refused = run(*again)
+    assert (refused.returncode, "holds an index already" in refused.stderr) == (2, True)
