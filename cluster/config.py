@@ -509,8 +509,9 @@ class PythonSettings(Section):
 class DeadlineSettings(Section):
     """How long things may take at the most. Time in which the engine pool is paused does not count for steps and episodes."""
 
-    turn_s: PositiveFloat = 900.0
-    """One model call, waiting for an engine included; past it the request is aborted and the attempt repeated elsewhere."""
+    turn_s: PositiveFloat = 600.0
+    """One model call at its engine; past it the request is aborted and the attempt repeated elsewhere. Waiting for an engine
+    does not count. The shorter of this and `engine.request_timeout_s` holds; endpoints have `endpoint.call_timeout_s`."""
     step_s: PositiveFloat = 7200.0
     """One attempt at a forecast step; past it the step is abandoned and recorded as `straggler`. `rollout.budget.seconds`
     withdraws the tools long before."""

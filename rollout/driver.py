@@ -1,9 +1,6 @@
 """Drives a step's state machine with asyncio: samples from a model, runs tools, returns the record."""
 
-import asyncio
-
-from cluster.failures import InfrastructureError
-from rollout.model import Completion, Model, SampleRequest
+from rollout.model import Model
 from rollout.record import ForecastRecord
 from rollout.step import Answer, Sample, StepGenerator
 from rollout.tools import ToolRunner
@@ -11,9 +8,9 @@ from rollout.trajectory import Trajectory
 
 
 async def drive(
-    step: StepGenerator, model: Model, tools: ToolRunner | None, session: str, last: bool, turn_s: float
+    step: StepGenerator, model: Model, tools: ToolRunner | None, session: str, last: bool
 ) -> tuple[ForecastRecord, Trajectory]:
-    """Run one step to its end; a model call that takes longer than `turn_s` seconds fails the attempt.
+    """Run one step to its end.
 
     `session` is kept for the chain's next step and given up after its `last`. It is given up as well when the attempt
     fails or is cancelled: what is tried again is to go elsewhere. Raises InfrastructureError when the attempt must be repeated.
@@ -24,7 +21,7 @@ async def drive(
         while True:
             answer: Answer
             if isinstance(want, Sample):
-                answer = await _sample(model, want.request, turn_s)
+                answer = await model.sample(want.request)
             else:
                 if tools is None:
                     raise RuntimeError("a step without tools wants to use one")
@@ -39,16 +36,3 @@ async def drive(
         step.close()
         if not keep:
             await model.release(session)
-
-
-async def _sample(model: Model, request: SampleRequest, turn_s: float) -> Completion:
-    """Raises InfrastructureError `engine-time-out` after `turn_s` seconds; the call is cancelled then."""
-    try:
-        async with asyncio.timeout(turn_s) as deadline:
-            return await model.sample(request)
-    except TimeoutError:
-        if not deadline.expired():
-            raise
-        raise InfrastructureError(
-            "engine-time-out", f"no answer to {request.session} within {turn_s:g} s (rollout.deadlines.turn_s)"
-        ) from None

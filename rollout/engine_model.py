@@ -8,17 +8,19 @@ from rollout.model import Completion, SampleRequest
 class EngineModel:
     """Samples from the pool; calls of one session go to one engine while it lives."""
 
-    def __init__(self, client: EngineClient, stop_ids: tuple[int, ...]) -> None:
+    def __init__(self, client: EngineClient, stop_ids: tuple[int, ...], turn_s: float) -> None:
+        """`turn_s`: seconds that one call may take at its engine."""
         self._client = client
         self._stop_ids = stop_ids
+        self._turn_s = turn_s
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """Raises InfrastructureError when the attempt must be repeated elsewhere.
+        """Raises InfrastructureError when the attempt must be repeated elsewhere: `engine-time-out` past the turn's deadline.
 
         That the engine saw exactly the transcript's ids is checked on every call; a difference is a bug and raises RuntimeError.
         """
         output, engine = await self._client.generate(
-            request.session, request.prompt_ids, request.max_tokens, self._stop_ids
+            request.session, request.prompt_ids, request.max_tokens, self._stop_ids, timeout_s=self._turn_s
         )
         if output.prompt_digest != ids_digest(request.prompt_ids):
             raise RuntimeError(f"{engine} saw another prompt than the transcript of {request.session} holds")

@@ -106,8 +106,9 @@ class _Run:
             stack.callback(crew.dismiss_all)
             self._say("starting workers")
             self._began = monotonic()
+            view = engines.view if isinstance(engines, EngineClient) else None
             self._sitting = Sitting(
-                self._coordinator, crew, settings.concurrency, self._ledger, None, settings.grace_s, self._say
+                self._coordinator, crew, settings.concurrency, self._ledger, view, settings.grace_s, self._say
             )
             halt = await self._sitting.run()
             self._status.end(halt.reason)

@@ -148,9 +148,8 @@ class RolloutWorker:
             max_tokens=self._settings.sampling.max_tokens,
         )
         step = forecast_step(task, self._dialogue(), monotonic)
-        tools, turn_s = self._tools(lease), settings.deadlines.turn_s
         witness = WitnessedModel(model) if is_checked(lease.key, settings.check_share) else None
-        record, trajectory = await drive(step, witness or model, tools, task.session, lease.last, turn_s)
+        record, trajectory = await drive(step, witness or model, self._tools(lease), task.session, lease.last)
         if witness is not None:
             check_transcript(trajectory, witness.exchanges, self._chat, lease.key.date)
         record = record.model_copy(update={"attempts": lease.attempt})
@@ -182,7 +181,7 @@ class RolloutWorker:
             parsers = (chosen.tool_parser, chosen.reasoning_parser, weights)
             rendered = chosen.transcript == "rendered"
             self._chat = load_rendered(folder, *parsers) if rendered else load_chat(folder, chosen.chat, *parsers)
-            self._model = EngineModel(self._engines, self._chat.stop_ids)
+            self._model = EngineModel(self._engines, self._chat.stop_ids, self._settings.rollout.deadlines.turn_s)
         elif chosen.kind == "reader":
             self._model = ReaderForecaster(chosen.reader_searches, chosen.reader_top_k, chosen.reader_scrapes)
         else:

@@ -19,6 +19,7 @@ from retrieval.library import Library
 from retrieval.local import LocalSearcher
 from rollout.coordinator import Commit, Coordinator, Limits, Start
 from rollout.events.world import make_world, write_settings
+from rollout.lease import Lease
 from rollout.ledger import Ledger
 from rollout.plan import make_plan
 from rollout.worker import Questions, RolloutWorker
@@ -72,8 +73,8 @@ class Recorder:
         self.facts = client.facts
         self.calls = {}
 
-    async def generate(self, session, ids, max_tokens, stop_ids):
-        output, engine = await self._client.generate(session, ids, max_tokens, stop_ids)
+    async def generate(self, session, ids, max_tokens, stop_ids, timeout_s):
+        output, engine = await self._client.generate(session, ids, max_tokens, stop_ids, timeout_s=timeout_s)
         self.calls.setdefault(session, []).append((tuple(ids), output.token_ids, engine))
         return output, engine
 
@@ -124,6 +125,37 @@ def test_the_transcript_is_exactly_what_the_engine_saw_and_said(plan, pool, tmp_
     assert all(p <= 0 for turn in sampled for p in turn.logprobs)
     assert all(len({engine for _, _, engine in calls}) == 1 for calls in recorder.calls.values()), "a session moved"
     assert len({engine for _, _, engine in seen}) == 2, "one engine idles"
+
+
+def test_an_abandoned_step_and_an_overdue_turn_leave_nothing_running_at_the_engines(plan, pool):
+    """The whole way down: the coordinator's word to the worker, its step's call, the pool, the engine."""
+    deadlines = plan.settings.rollout.deadlines.model_copy(update={"turn_s": 0.3})
+    long = plan.settings.model_copy(update={"sampling": plan.settings.sampling.model_copy(update={"max_tokens": 900})})
+    short = long.model_copy(update={"rollout": long.rollout.model_copy(update={"deadlines": deadlines})})
+    key = next(k for k in plan.keys if k.mode == "no-tools")
+    lease = Lease(number=1, key=key, attempt=1, carried=None, last=True)
+
+    async def unfinished():
+        return sum([await handle.unfinished.remote() for handle in pool.handles().values()])
+
+    async def until(running):
+        async with asyncio.timeout(60):
+            while bool(await unfinished()) != running:
+                await asyncio.sleep(0.02)
+
+    async def story():
+        questions = Questions.of(plan.events, plan.settings)
+        abandoning = RolloutWorker(long, pool.client(), None, questions)
+        await abandoning.take([lease], [])
+        await until(running=True)
+        await abandoning.take([], [lease.number])
+        await until(running=False)
+        (abandoned,) = await abandoning.results(60.0)
+        overdue = await RolloutWorker(short, pool.client(), None, questions).run(lease)
+        await until(running=False)
+        return abandoned.failure.reason, overdue.failure.reason
+
+    assert asyncio.run(story()) == ("abandoned", "engine-time-out")
 
 
 def test_logprobs_are_those_that_transformers_gives_the_sampled_ids(plan, pool):
