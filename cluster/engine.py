@@ -6,12 +6,13 @@ prompts of the same weights share cached prefixes.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import ray
@@ -19,6 +20,7 @@ from ray.exceptions import RayError
 
 from cluster.adapters import AdapterError, AdapterShelf, check_adapter, with_adapter
 from cluster.call import EngineCall, EngineFacts, EngineFigures, EngineOutput, ids_digest, tokens_allowed
+from cluster.checkpoint_shape import same_shape
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.environment import process_environment
 from cluster.failures import InfrastructureError
@@ -40,7 +42,8 @@ class EngineActor:
     ) -> None:
         """Blocks until the engine can serve.
 
-        Raises InfrastructureError `other-weights` unless the folder at `path` has the fingerprint `weights`.
+        Raises InfrastructureError `other-weights` unless the folder at `path` has the fingerprint `weights`, `engine-start`
+        with vLLM's reason when it cannot load it.
         """
         _take_environment(settings)
         self._settings, self._sampling, self._seed = settings, sampling, seed
@@ -49,6 +52,7 @@ class EngineActor:
         self._shelf = AdapterShelf(settings.adapters)
         self._gate = Gate()
         self._running: dict[str, EngineCall] = {}
+        self._entered: set[str] = set()
         self._aborted: OrderedDict[str, str] = OrderedDict()
         self._lost_callers: set[str] = set()
         self._stopped = asyncio.Event()
@@ -74,7 +78,7 @@ class EngineActor:
         )
 
     async def figures(self) -> EngineFigures:
-        """How busy the engine is."""
+        """How busy the engine is. Raises InfrastructureError `engine-lost` when vLLM's processes have died under this one."""
         return self._engine.figures()
 
     async def unfinished(self) -> int:
@@ -95,11 +99,13 @@ class EngineActor:
         self._running[call.request_id] = call
         try:
             async with asyncio.timeout(call.timeout_s), self._gate.passing(call.adapter):
+                self._entered.add(call.request_id)
                 return await self._sample(call, allowed, began)
         except TimeoutError:
             raise InfrastructureError("engine-time-out", f"no answer in {call.timeout_s:g} s") from None
         finally:
             del self._running[call.request_id]
+            self._entered.discard(call.request_id)
 
     async def _sample(self, call: EngineCall, allowed: int, began: float) -> EngineOutput:
         self._refuse_aborted(call)
@@ -202,22 +208,47 @@ class EngineActor:
     async def reload(self, path: str, weights: str) -> str:
         """Replace the base weights by those at `path`; returns their fingerprint once they serve.
 
-        Running calls end first, each by its own deadline; calls that come meanwhile wait. Adapters are unloaded: they
-        belonged to the other base. Raises InfrastructureError `other-weights`, and nothing has changed, or
-        `reload-failed`, and the old weights serve again.
+        Running calls have `engine.drain_timeout_s` to end and are then aborted; calls that come meanwhile wait. Adapters are
+        unloaded: they belonged to the other base. Weights of the same shape are read into the running engine, others need
+        a new one. Raises InfrastructureError `other-weights`, and nothing has changed, or `reload-failed`, and the old
+        weights serve again.
         """
         await asyncio.to_thread(_check_weights, path, weights)
-        async with self._gate.closed():
-            await asyncio.to_thread(self._engine.shutdown)
-            self._shelf.clear()
-            try:
-                await asyncio.to_thread(self._start, path)
-            except Exception as error:
-                # Whatever vLLM finds wrong with a model, by whatever exception: the engine must not stay empty.
-                await asyncio.to_thread(self._start, self._path)
-                raise InfrastructureError("reload-failed", f"vLLM cannot load {path}: {error}") from error
+        alike = await asyncio.to_thread(same_shape, Path(self._path), Path(path))
+        async with self._drained():
+            for name in self._shelf.fingerprints(self._weights):
+                await self._engine.remove_adapter(self._shelf.drop(name))
+            if not (alike and await self._engine.reload(path)):
+                await self._start_again(path)
             self._path, self._weights = path, weights
             return weights
+
+    async def _start_again(self, path: str) -> None:
+        await asyncio.to_thread(self._engine.shutdown)
+        try:
+            await asyncio.to_thread(self._start, path)
+        except InfrastructureError as error:
+            # The engine must not stay empty.
+            await asyncio.to_thread(self._start, self._path)
+            raise InfrastructureError("reload-failed", error.detail) from error
+
+    @contextlib.asynccontextmanager
+    async def _drained(self) -> AsyncIterator[None]:
+        """Alone with the engine."""
+        patience = asyncio.create_task(self._abort_late())
+        try:
+            async with self._gate.closed():
+                patience.cancel()
+                yield
+        finally:
+            patience.cancel()
+
+    async def _abort_late(self) -> None:
+        await asyncio.sleep(self._settings.drain_timeout_s)
+        for request_id in tuple(self._entered):
+            await self.abort(
+                request_id, f"it ran on for {self._settings.drain_timeout_s:g} s when weights were to change"
+            )
 
     def shutdown(self) -> None:
         """Stop the engine's own processes."""

@@ -4,6 +4,7 @@ vLLM's exceptions end here: they do not survive pickling, and some are bare.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,9 @@ from cluster.config import EngineSettings, SamplingSettings
 from cluster.failures import InfrastructureError
 from cluster.figures import FiguresLog
 from cluster.record import Record
+from cluster.standard_error import StandardError
+
+logger = logging.getLogger(__name__)
 
 
 class Sampled(Record):
@@ -61,15 +65,23 @@ class VllmEngine:
     """One AsyncLLM with its own processes."""
 
     def __init__(self, path: str, settings: EngineSettings, sampling: SamplingSettings, seed: int) -> None:
-        """Blocks until the weights are loaded; whatever vLLM raises then comes through."""
+        """Blocks until the weights are loaded. Raises InfrastructureError `engine-start` with vLLM's reason if it cannot."""
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self._sampling = sampling
         self._log = FiguresLog(time.monotonic)
-        self._llm = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(model=path, **engine_options(settings, seed)), stat_loggers=[lambda *_: self._log]
-        )
+        said = StandardError()
+        try:
+            self._llm = AsyncLLM.from_engine_args(
+                AsyncEngineArgs(model=path, **engine_options(settings, seed)), stat_loggers=[lambda *_: self._log]
+            )
+        except Exception as error:
+            # Whatever is wrong with a model, by whatever exception. What a process of vLLM raised is not in it, only on its output.
+            why = said.last_error() or f"{type(error).__name__}: {error}"
+            raise InfrastructureError(
+                "engine-start", f"vLLM cannot serve {path}: {why}; more in {said.where}"
+            ) from error
         self.max_model_len = int(self._llm.model_config.max_model_len)
         self.vocabulary = int(self._llm.model_config.get_vocab_size())
 
@@ -78,7 +90,9 @@ class VllmEngine:
         return int(self._llm.output_processor.get_num_unfinished_requests())
 
     def figures(self) -> EngineFigures:
-        """How busy it is."""
+        """How busy it is. Raises InfrastructureError `engine-lost` when its processes have died."""
+        if self._llm.errored:
+            raise InfrastructureError("engine-lost", "vLLM's processes have died")
         return self._log.figures(self.unfinished())
 
     async def sample(
@@ -156,6 +170,18 @@ class VllmEngine:
     async def remove_adapter(self, adapter: Adapter) -> None:
         """Its slot is free afterwards."""
         await self._llm.remove_lora(adapter.number)
+
+    async def reload(self, path: str) -> bool:
+        """Read other weights of the same shape into the running engine, and forget what it has cached.
+
+        False if that failed: what it holds is then undefined, and it must not serve.
+        """
+        try:
+            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+            return bool(await self._llm.reset_prefix_cache())
+        except Exception as error:  # noqa: BLE001 - a bare Exception is how vLLM passes on what a worker raised
+            logger.warning("weights could not be read in place, the engine is started anew: %s", error)
+            return False
 
     def shutdown(self) -> None:
         """Ends the engine's processes; blocks until they are gone."""

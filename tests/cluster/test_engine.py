@@ -42,7 +42,9 @@ LAUNCHER = {
     "VLLM_HOST_IP": "10.255.255.1",
     "VLLM_CPU_OMP_THREADS_BIND": "97-98",
 }
-SETTINGS = EngineSettings(cpus=0.5, threads=2, kv_cache_gib=1, max_model_len=1024, adapters=2, adapter_rank=8)
+SETTINGS = EngineSettings(
+    cpus=0.5, threads=2, kv_cache_gib=1, max_model_len=1024, adapters=2, adapter_rank=8, drain_timeout_s=3
+)
 BASE = model_path("smollm2-135m")
 NUMBERS = itertools.count()
 LONG = 900
@@ -288,22 +290,71 @@ def test_new_bytes_under_a_name_replace_it_when_its_calls_have_ended(engine, ada
     assert ray.get(engine.adapters.remote()) == {}
 
 
-def test_other_full_weights_take_over_when_the_running_calls_have_ended(engine, tmp_path):
+def other_checkpoint(folder, change):
+    shutil.copytree(BASE, folder)
+    weights = {name: change(name, tensor) for name, tensor in load_file(BASE / "model.safetensors").items()}
+    save_file({k: v for k, v in weights.items() if v is not None}, folder / "model.safetensors", {"format": "pt"})
+    return str(folder), weights_hash(folder)
+
+
+def test_other_full_weights_take_over_and_what_runs_too_long_is_given_up(engine, adapter, tmp_path):
     old = weights_hash(BASE)
-    other = tmp_path / "other"
-    shutil.copytree(BASE, other)
-    weights = load_file(BASE / "model.safetensors")
-    save_file({k: v * 1.05 for k, v in weights.items()}, other / "model.safetensors", metadata={"format": "pt"})
-    new = weights_hash(other)
+    path, new = other_checkpoint(tmp_path / "other", lambda _, tensor: tensor * 1.05)
     with pytest.raises(InfrastructureError, match="other-weights"):
-        ray.get(engine.reload.remote(str(other), "0" * 64))
-    cached = ray.get(engine.generate.remote(call(10_000, length=300)))
-    running = engine.generate.remote(call(10_500, max_tokens=24))
+        ray.get(engine.reload.remote(path, "0" * 64))
+    ray.get(engine.load_adapter.remote("first", str(adapter)))
+    prompt = {"length": 300, "max_tokens": 1}
+    assert ray.get(engine.generate.remote(call(10_000, **prompt))).weights == old
+    running = engine.generate.remote(call(10_500, max_tokens=LONG))
     until(lambda: unfinished(engine) == 1)
-    change = engine.reload.remote(str(other), new)
-    assert ray.get(running).weights == cached.weights == old
-    meanwhile = engine.generate.remote(call(10_000, length=300))
+    change = engine.reload.remote(path, new)
+    meanwhile = engine.generate.remote(call(10_000, **prompt))
+    with pytest.raises(InfrastructureError, match=r"engine-aborted: it ran on for 3 s when weights were to change"):
+        ray.get(running)
     assert ray.get(change) == new
     output = ray.get(meanwhile)
     assert (output.weights, output.cached_tokens) == (new, 0)
     assert ray.get(engine.facts.remote()).weights == new
+    assert ray.get(engine.adapters.remote()) == {}
+
+
+def test_weights_read_in_place_sample_as_transformers_does_with_them(engine, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    path, new = other_checkpoint(tmp_path / "scaled", lambda name, t: t * (1.2 if "mlp" in name else 1.0))
+    ray.get(engine.reload.remote(path, new))
+    asked = call(300, length=60, max_tokens=12)
+    output = ray.get(engine.generate.remote(asked))
+    assert output.weights == new
+    ids = torch.tensor([[*asked.ids, *output.token_ids]])
+
+    def gap(folder):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(asked.ids) - 1 : -1].float()
+        found = torch.log_softmax(logits, -1)[range(len(output.token_ids)), list(output.token_ids)]
+        return (found - torch.tensor(output.logprobs)).abs().mean()
+
+    assert gap(path) < 0.2
+    assert gap(BASE) > 3 * gap(path)
+
+
+def test_weights_that_vllm_cannot_load_are_refused_with_its_reason_and_the_old_ones_serve_again(engine, tmp_path):
+    old = ray.get(engine.facts.remote()).weights
+    path, fingerprint = other_checkpoint(tmp_path / "cut", lambda _, t: t[: len(t) // 2].clone())
+    with pytest.raises(InfrastructureError, match=r"reload-failed: vLLM cannot serve .*(shape|size)"):
+        ray.get(engine.reload.remote(path, fingerprint))
+    assert ray.get(engine.generate.remote(call(200))).weights == old
+
+
+def test_when_vllms_process_dies_its_calls_are_lost_by_name_and_the_engine_says_so(engine):
+    running = engine.generate.remote(call(11_000, max_tokens=LONG))
+    until(lambda: unfinished(engine) == 1)
+    for process in vllm_processes():
+        process.kill()
+    with pytest.raises(InfrastructureError, match="engine-lost"):
+        ray.get(running)
+    with pytest.raises(InfrastructureError, match="engine-lost"):
+        ray.get(engine.figures.remote())
+    with pytest.raises(InfrastructureError, match="engine-lost"):
+        ray.get(engine.generate.remote(call(12_000)))

@@ -1,0 +1,52 @@
+"""Same model, other numbers: told from headers alone."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cluster.checkpoint_shape import same_shape
+
+
+@pytest.fixture
+def folder(tmp_path):
+    one = tmp_path / "one"
+    one.mkdir()
+    (one / "config.json").write_text(json.dumps({"layers": 1, "transformers_version": "5"}))
+    save_file({"a": torch.zeros(2, 3), "b": torch.zeros(4)}, one / "model.safetensors", {"format": "pt"})
+    shutil.copytree(one, tmp_path / "other")
+    return tmp_path
+
+
+def test_other_numbers_and_another_split_into_files_are_the_same_shape(folder):
+    save_file({"a": torch.ones(2, 3)}, folder / "other" / "model.safetensors")
+    save_file({"b": torch.ones(4)}, folder / "other" / "more.safetensors")
+    (folder / "other" / "config.json").write_text(json.dumps({"layers": 1, "transformers_version": "4"}))
+    assert same_shape(folder / "one", folder / "other")
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"a": torch.zeros(2, 3)},
+        {"a": torch.zeros(2, 3), "c": torch.zeros(4)},
+        {"a": torch.zeros(3, 2), "b": torch.zeros(4)},
+        {"a": torch.zeros(2, 3, dtype=torch.bfloat16), "b": torch.zeros(4)},
+    ],
+)
+def test_other_tensors_are_another_shape(folder, tensors):
+    save_file(tensors, folder / "other" / "model.safetensors")
+    assert not same_shape(folder / "one", folder / "other")
+
+
+def test_another_configuration_is_another_shape(folder):
+    (folder / "other" / "config.json").write_text(json.dumps({"layers": 2}))
+    assert not same_shape(folder / "one", folder / "other")
+
+
+def test_without_headers_nothing_can_be_told(folder):
+    for name in ("one", "other"):
+        (folder / name / "model.safetensors").unlink()
+    assert not same_shape(folder / "one", folder / "other")
