@@ -23,7 +23,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _tensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name → (dtype, shape), from the JSON header that opens every safetensors file."""
-    found = {}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))

@@ -53,6 +53,8 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
     environment = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_CONFIGURE_LOGGING": "1",
+        # Where StandardError finds why a process of vLLM failed.
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-_ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+_ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception))(?:: (.+))?$", re.MULTILINE)
 _SAYS_NOTHING = ("Engine core initialization failed", "WorkerProc initialization failed", "See root cause")
 _TAIL_BYTES = 256 * 1024
 
@@ -26,6 +26,6 @@ class StandardError:
         with self._file.open("rb") as stream:
             stream.seek(max(self._began, self._file.stat().st_size - _TAIL_BYTES))
             said = stream.read().decode(errors="replace")
-        found = [f"{kind}: {text}" for kind, text in _ERROR.findall(said)]
+        found = [f"{kind}: {text}" if text else kind for kind, text in _ERROR.findall(said)]
         telling = [line for line in found if not any(nothing in line for nothing in _SAYS_NOTHING)]
         return telling[-1].strip() if telling else ""

@@ -5,6 +5,7 @@ vLLM's exceptions end here: they do not survive pickling, and some are bare.
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -80,7 +81,7 @@ class VllmEngine:
             # Whatever is wrong with a model, by whatever exception. What a process of vLLM raised is not in it, only on its output.
             why = said.last_error() or f"{type(error).__name__}: {error}"
             raise InfrastructureError(
-                "engine-start", f"vLLM cannot serve {path}: {why}; more in {said.where}"
+                "engine-start", f"vLLM cannot serve {path}: {why}; more on node {socket.gethostname()} in {said.where}"
             ) from error
         self.max_model_len = int(self._llm.model_config.max_model_len)
         self.vocabulary = int(self._llm.model_config.get_vocab_size())

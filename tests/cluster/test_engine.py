@@ -95,7 +95,7 @@ def until(true, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def unfinished(engine):
@@ -125,7 +125,7 @@ def test_the_engine_has_started_and_none_of_the_launchers_words_reached_its_proc
 def test_figures_follow_the_work(engine):
     before = ray.get(engine.figures.remote())
     assert (before.running, before.waiting, before.kv_cache_use) == (0, 0, 0.0)
-    answers = [engine.generate.remote(call(1000 + i, max_tokens=32)) for i in range(3)]
+    answers = [engine.generate.remote(call(1000 + i, max_tokens=12)) for i in range(3)]
     until(lambda: ray.get(engine.figures.remote()).running == 3)
     assert 0 < ray.get(engine.figures.remote()).kv_cache_use < 1
     sampled = sum(len(output.token_ids) for output in ray.get(answers))
@@ -144,7 +144,7 @@ def test_a_call_that_is_cancelled_where_it_is_awaited_is_aborted_at_the_engine(e
     async def story():
         caller = Caller()
         tasks = [asyncio.create_task(caller.generate(engine, call(3000 + i, max_tokens=LONG))) for i in range(3)]
-        short = asyncio.create_task(caller.generate(engine, call(3100, max_tokens=24)))
+        short = asyncio.create_task(caller.generate(engine, call(3100, max_tokens=6)))
         while await engine.unfinished.remote() < 4:
             await asyncio.sleep(0.05)
         for task in tasks:
@@ -195,7 +195,7 @@ def test_an_overlong_context_is_an_answer_and_what_does_not_fit_is_cut(engine):
 
 
 def test_malformed_calls_are_refused_one_by_one_and_the_engine_serves_on(engine):
-    good = engine.generate.remote(call(5000, max_tokens=16))
+    good = engine.generate.remote(call(5000, max_tokens=6))
     for bad, why in [
         (call(100, length=0), "no prompt ids"),
         (call(49_100), "vocabulary holds 0 to 49151"),
@@ -279,7 +279,7 @@ def test_adapters_that_cannot_be_loaded_are_refused_with_the_reason_and_what_was
 
 def test_new_bytes_under_a_name_replace_it_when_its_calls_have_ended(engine, adapter, tmp_path):
     first = ray.get(engine.load_adapter.remote("first", str(adapter)))
-    running = engine.generate.remote(call(9000, max_tokens=24, adapter="first"))
+    running = engine.generate.remote(call(9000, max_tokens=12, adapter="first"))
     until(lambda: unfinished(engine) == 1)
     change = engine.load_adapter.remote("first", str(make_adapter(tmp_path / "second", 2)))
     assert ray.get(running).weights == first
@@ -308,9 +308,9 @@ def test_other_full_weights_take_over_and_what_runs_too_long_is_given_up(engine,
     running = engine.generate.remote(call(10_500, max_tokens=LONG))
     until(lambda: unfinished(engine) == 1)
     change = engine.reload.remote(path, new)
-    meanwhile = engine.generate.remote(call(10_000, **prompt))
     with pytest.raises(InfrastructureError, match=r"engine-aborted: it ran on for 3 s when weights were to change"):
         ray.get(running)
+    meanwhile = engine.generate.remote(call(10_000, **prompt))
     assert ray.get(change) == new
     output = ray.get(meanwhile)
     assert (output.weights, output.cached_tokens) == (new, 0)
@@ -341,8 +341,8 @@ def test_weights_read_in_place_sample_as_transformers_does_with_them(engine, tmp
 
 def test_weights_that_vllm_cannot_load_are_refused_with_its_reason_and_the_old_ones_serve_again(engine, tmp_path):
     old = ray.get(engine.facts.remote()).weights
-    path, fingerprint = other_checkpoint(tmp_path / "cut", lambda _, t: t[: len(t) // 2].clone())
-    with pytest.raises(InfrastructureError, match=r"reload-failed: vLLM cannot serve .*(shape|size)"):
+    path, fingerprint = other_checkpoint(tmp_path / "cut", lambda name, t: None if "layers.7.mlp" in name else t)
+    with pytest.raises(InfrastructureError, match=r"reload-failed: vLLM cannot serve .*cut: .*layers\.7\.mlp"):
         ray.get(engine.reload.remote(path, fingerprint))
     assert ray.get(engine.generate.remote(call(200))).weights == old
 

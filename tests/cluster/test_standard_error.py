@@ -33,5 +33,9 @@ def test_the_last_telling_error_is_found_and_those_that_point_elsewhere_are_pass
     assert found == "OutOfMemoryError: 3 GiB are missing"
 
 
+def test_an_error_without_words_is_named(tmp_path):
+    assert last_error(tmp_path, "    assert a.shape == b.shape", "AssertionError") == "AssertionError"
+
+
 def test_what_was_said_before_and_what_is_no_error_do_not_count(tmp_path):
     assert last_error(tmp_path, "all is well") == ""

@@ -200,3 +200,28 @@ def test_the_plan_of_another_run_touches_nothing_of_the_one_that_is_there(
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+def test_a_run_with_an_adapter_is_named_by_the_bytes_of_base_and_adapter(
+    world: tuple[Path, World], tmp_path: Path
+) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "tuned"
+    for folder in (base, adapter):
+        folder.mkdir()
+    (base / "config.json").write_text("{}")
+    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "adapter_model.safetensors").write_bytes(b"one")
+    plain = make_plan(settings(world, model__kind="vllm", model__path=base))
+    tuned = make_plan(settings(world, model__kind="vllm", model__path=base, model__adapter=adapter))
+    assert (plain.keys[0].model, tuned.keys[0].model) == ("base", "tuned")
+    assert tuned.model is not None
+    assert tuned.model.adapter_path == str(adapter)
+    assert tuned.manifest.inputs["weights"] == tuned.weights != plain.weights
+    (adapter / "adapter_model.safetensors").write_bytes(b"two")
+    again = make_plan(settings(world, model__kind="vllm", model__path=base, model__adapter=adapter))
+    assert again.weights != tuned.weights
+    assert again.manifest.fingerprint != tuned.manifest.fingerprint
+    with pytest.raises(SettingsError, match=r"model\.adapter: .* is not an adapter folder"):
+        make_plan(settings(world, model__kind="vllm", model__path=base, model__adapter=tmp_path / "none"))
+    with pytest.raises(SettingsError, match="adapter is for kind vllm"):
+        settings(world, model__adapter=adapter)
