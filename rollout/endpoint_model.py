@@ -16,6 +16,8 @@ from rollout.trajectory import FinishReason, Message, ToolCall
 
 logger = logging.getLogger(__name__)
 
+SHORTEST_ANSWER = 256
+"""Tokens that a report needs; a context without room for them is full."""
 PROOF_TOKENS = 64
 """Of a proving call's answer; some servers refuse fewer than 16."""
 
@@ -58,7 +60,12 @@ class EndpointModel:
             max_tokens=request.max_tokens,
             date=request.date,
         )
-        return self._completion(await self._client.complete(call), request)
+        reply = await self._client.complete(call)
+        while reply.fault is not None and reply.fault.kind == "context-full" and call.max_tokens > SHORTEST_ANSWER:
+            # Servers refuse a prompt that fits if the longest answer would not: ask for a shorter one, as engines are asked.
+            call = call.model_copy(update={"max_tokens": max(SHORTEST_ANSWER, call.max_tokens // 2)})
+            reply = await self._client.complete(call)
+        return self._completion(reply, request)
 
     async def release(self, session: str) -> None:
         """An endpoint pins nothing."""

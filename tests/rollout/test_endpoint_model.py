@@ -36,7 +36,9 @@ SEARCH = {"name": "search", "arguments": '{"query": "bridge"}'}
 CARRIED = NotebookState(notebook=Notebook(assessment=Assessment(p={"Yes": 0.5})), status="valid")
 
 
-def play(server: EndpointServer, mode: str = "memory-free", **settings: object) -> tuple[ForecastRecord, Trajectory]:
+def play(
+    server: EndpointServer, mode: str = "memory-free", max_tokens: int = 100, **settings: object
+) -> tuple[ForecastRecord, Trajectory]:
     """One step; every tool returns one line."""
 
     async def run() -> tuple[ForecastRecord, Trajectory]:
@@ -54,7 +56,7 @@ def play(server: EndpointServer, mode: str = "memory-free", **settings: object) 
             policy="strict",
             budget=BudgetSettings(iterations=3, calls=5),
             retrieval=RetrievalSettings(),
-            max_tokens=100,
+            max_tokens=max_tokens,
         )
         step = forecast_step(task, MessageDialogue(), monotonic)
         want = next(step)
@@ -197,3 +199,17 @@ def test_a_run_is_proved_with_what_its_steps_will_send():
     assert (plain.tools, plain.date, plain.max_tokens) == ((), DAY, 10)
     offered = proving_calls([*keys, keys[0].model_copy(update={"mode": "memory-free"})], 1000)
     assert [(len(c.tools), c.offered) for c in offered] == [(3, True), (3, False)]
+
+
+def test_a_prompt_that_fits_is_answered_shorter_where_the_longest_answer_would_not_fit():
+    async def behave(asked):
+        return full(asked) if asked.body["max_tokens"] > 700 else await say(asked, ANSWER)
+
+    with EndpointServer(behave) as server:
+        record, _ = play(server, max_tokens=4000)
+    assert [a.body["max_tokens"] for a in server.asked] == [4000, 2000, 1000, 500]
+    assert record.failure is None
+    with EndpointServer(scripted(full)) as server:
+        record, _ = play(server, max_tokens=600)
+    assert [a.body["max_tokens"] for a in server.asked] == [600, 300, 256]
+    assert record.failure.reason == "prompt-too-long"
