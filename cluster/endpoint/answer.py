@@ -122,7 +122,7 @@ class Assembly:
             raise EndpointFault(Fault(kind="malformed", detail=f"a message is not an object: {str(said)[:200]}"))
         for into, value in (
             (self._text, said.get("content")),
-            (self._reasoning, said.get("reasoning_content") or said.get("reasoning")),
+            (self._reasoning, said.get("reasoning_content") or said.get("reasoning") or _thought(said.get("content"))),
             (self._refusal, said.get("refusal")),
         ):
             if text := _text(value):
@@ -174,6 +174,12 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return "".join(_text(part.get("text")) for part in value if isinstance(part, Mapping))
     return value if isinstance(value, str) else ""
+
+
+def _thought(content: Any) -> str:
+    """The thinking parts of a content that is a list of parts."""
+    parts = content if isinstance(content, list) else ()
+    return "".join(_text(part.get("thinking")) for part in parts if isinstance(part, Mapping))
 
 
 def _number(value: Any) -> int:

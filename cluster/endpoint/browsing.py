@@ -85,6 +85,10 @@ def browsing_shown(answer: Mapping[str, Any]) -> str:
     for part in parts:
         if isinstance(part, Mapping) and (sign := next((s for s in _MESSAGE_SIGNS if part.get(s)), "")):
             return f"{sign}: {str(part[sign])[:500]}"
+        calls = part.get("tool_calls") if isinstance(part, Mapping) else None
+        for call in calls if isinstance(calls, list | tuple) else ():
+            if isinstance(call, Mapping) and call.get("type") not in (None, "", "function"):
+                return f"a call of the server's own: {str(call)[:500]}"
     usage = answer.get("usage")
     return _in_usage(usage) if isinstance(usage, Mapping) else ""
 

@@ -40,6 +40,10 @@ def read_keys(names: Sequence[str], environment: Mapping[str, str]) -> tuple[Sec
             raise SettingsError(
                 f"the environment variable {name} (from endpoint.key_env) is not set; export it with the key"
             )
+        if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+            raise SettingsError(
+                f"the environment variable {name} (from endpoint.key_env) holds what no key can: spaces, line breaks or letters beyond ASCII"
+            )
         found |= dict.fromkeys(keys)
     return tuple(SecretStr(key) for key in found) or (NO_KEY,)
 

@@ -125,6 +125,13 @@ def test_a_thought_inside_the_text_is_kept_apart():
     assert (answer.text, answer.reasoning) == ("Final.", "I <answer>guess</answer>")
 
 
+def test_texts_and_thoughts_in_parts_are_joined():
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}, {"type": "text", "text": "Yes."}]
+    with EndpointServer(scripted(lambda a: stream(a, [chunk({"content": parts}, "stop")]))) as server:
+        answer = one(server).answer
+    assert (answer.text, answer.reasoning) == ("Yes.", "Hm.")
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 def test_arguments_that_are_no_json_are_passed_on_as_written(streamed):
     broken = {"name": "search", "arguments": '{"query": '}
@@ -373,6 +380,7 @@ def test_browsing_is_seen_in_what_comes_back():
         lambda a: say(a, "x", annotations=note),
         lambda a: stream(a, [*chunks("x"), {"choices": [], "usage": {"server_tool_use": {"web_search_requests": 2}}}]),
         lambda a: stream(a, [chunk({"content": "x"}, "stop", citations=["https://news.example"])]),
+        lambda a: stream(a, [chunk({"tool_calls": [{"index": 0, "type": "web_search_call"}]}, "stop")]),
     ]
     for sign in signs:
         with EndpointServer(scripted(sign)) as server:

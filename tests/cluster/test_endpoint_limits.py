@@ -267,6 +267,10 @@ def test_keys_come_from_the_named_variables_only():
     assert [k.get_secret_value() for k in read_keys(["A", "B"], environment)] == ["sk-1", "sk-2"]
     assert read_keys([], environment) == (NO_KEY,)
     assert "sk-1" not in repr(read_keys(["A"], environment))
+    for wrong in ("sk 1", "sk-\n1", "sk-ключ"):
+        with pytest.raises(SettingsError, match="environment variable A") as error:
+            read_keys(["A"], {"A": f"{wrong},sk-2"})
+        assert "sk" not in str(error.value)
     for missing in ({}, {"C": " ,"}):
         with pytest.raises(SettingsError, match="environment variable C"):
             read_keys(["C"], missing)
