@@ -42,7 +42,8 @@ def read_keys(names: Sequence[str], environment: Mapping[str, str]) -> tuple[Sec
             )
         if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
             raise SettingsError(
-                f"the environment variable {name} (from endpoint.key_env) holds what no key can: spaces, line breaks or letters beyond ASCII"
+                f"the environment variable {name} (from endpoint.key_env) holds what no key can: spaces, line breaks or "
+                "letters beyond ASCII"
             )
         found |= dict.fromkeys(keys)
     return tuple(SecretStr(key) for key in found) or (NO_KEY,)
