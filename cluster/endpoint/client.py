@@ -23,6 +23,7 @@ from cluster.endpoint.prices import TokenCount, price
 from cluster.endpoint.retry import Retries
 from cluster.endpoint.transport import Transport
 from cluster.failures import InfrastructureError, PastcastError
+from cluster.pool_view import PoolView
 from cluster.record import Record
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,11 @@ class RemoteGate:
         """The request has ended."""
         wait: float | None = await self._ask(self._actor.settle.remote(permit, how))
         return wait
+
+    async def view(self) -> PoolView:
+        """What the coordinator is to know."""
+        view: PoolView = await self._ask(self._actor.view.remote())
+        return view
 
     async def _ask(self, answer: Any) -> Any:
         try:

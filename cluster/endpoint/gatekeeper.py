@@ -16,10 +16,14 @@ from pydantic import SecretStr
 from cluster.config import EndpointSettings
 from cluster.endpoint.gate import Delay, Gate, NoKey, Permit, Settlement
 from cluster.failures import InfrastructureError, SettingsError
+from cluster.pool_view import PoolView
 from cluster.record import Record
 
 NO_KEY = SecretStr("")
 """Where the server asks for none."""
+
+UNBOUNDED = 1_000_000
+"""Steps in flight, as far as an endpoint goes: its own bound is on requests."""
 
 
 class Admission(Record):
@@ -80,6 +84,12 @@ class Gatekeeper:
         self._gate.settle(self._clock(), permit, how)
         self._changed.set()
         return self._gate.key_wait_s(self._clock())
+
+    async def view(self) -> PoolView:
+        """What the coordinator is to know: while every key rests, no step need be started, and running ones are not to blame."""
+        wait = self._gate.key_wait_s(self._clock())
+        paused = f"every key of the endpoint rests; the first one for {wait:.0f} s" if wait else ""
+        return PoolView(engines=(), limit=UNBOUNDED, paused=paused)
 
     async def running(self) -> int:
         """Requests in flight."""

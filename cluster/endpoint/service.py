@@ -19,6 +19,7 @@ from cluster.endpoint.body import ChatCall
 from cluster.endpoint.client import EndpointClient, RemoteGate, Reply
 from cluster.endpoint.gatekeeper import Gatekeeper, read_keys
 from cluster.failures import InfrastructureError, PastcastError
+from cluster.pool_view import PoolView
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,10 @@ class EndpointService:
     def gate(self) -> RemoteGate:
         """For workers."""
         return RemoteGate(self._actor)
+
+    async def view(self) -> PoolView:
+        """What the endpoint says of itself now. Raises InfrastructureError when the gatekeeper is gone."""
+        return await self.gate().view()
 
     def stop(self) -> None:
         """End the actor."""

@@ -163,6 +163,23 @@ def test_rates_hold_over_all_that_ask_and_in_the_order_in_which_they_asked():
     assert asyncio.run(run()) == list(range(6))
 
 
+def test_a_gatekeeper_whose_keys_all_rest_says_so():
+    async def run() -> list[str]:
+        now = [0.0]
+        keeper = Gatekeeper(EndpointSettings(), lambda: now[0])
+        await keeper.open((NO_KEY,))
+        said = [(await keeper.view()).paused]
+        admission = await keeper.admit(1)
+        await keeper.settle(admission.permit, Settlement(verdict="limited", rest_s=30))
+        said.append((await keeper.view()).paused)
+        now[0] = 30.0
+        return [*said, (await keeper.view()).paused]
+
+    before, during, after = asyncio.run(run())
+    assert (before, after) == ("", "")
+    assert "30 s" in during
+
+
 def test_whoever_left_the_line_takes_no_turn():
     async def run() -> int:
         keeper = Gatekeeper(EndpointSettings(parallel=1))
