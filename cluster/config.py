@@ -298,6 +298,10 @@ class EndpointSettings(Section):
     send_sampling: bool = True
     """Whether temperature, top_p and top_k are sent; some reasoning models refuse them."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    context_tokens: PositiveInt | None = None
+    """The model's context, by which tools are withdrawn and results are cut in time; None: only the server says when it is full."""
+    reasoning_field: Literal["", "reasoning_content", "reasoning"] = ""
+    """Field in which the model's reasoning in earlier turns of a step is sent back to it; empty: it is not."""
     date_variable: str = ""
     """A variable of the server's chat template that holds today's date (Llama 3: `date_string`): set to the forecast date."""
     extra_body: dict[str, Any] = {}

@@ -16,6 +16,10 @@ from rollout.turn_parser import ParsedTurn, storable
 
 CHARACTERS_PER_TOKEN = 4
 """Where there is no tokenizer."""
+TOKENS_PER_MESSAGE = 6
+"""Roles and marks around a message, where there is no tokenizer."""
+UNLIMITED = 1_000_000_000
+"""The context of a rule-based forecaster, and of an endpoint whose context is not known."""
 
 
 class Dialogue(Protocol):
@@ -31,7 +35,7 @@ class Dialogue(Protocol):
         ...
 
     def room(self) -> int:
-        """Tokens left in the context; a message dialogue has no limit of its own."""
+        """Tokens left in the context."""
         ...
 
     def tokens(self, text: str) -> int:
@@ -104,12 +108,15 @@ class TokenDialogue:
 
 
 class MessageDialogue:
-    """For models that read messages."""
+    """For models that read messages. What the context holds is estimated, and corrected by what a server counted."""
 
     tokenizer = ""
     transcript: Transcript = "messages"
 
-    def __init__(self) -> None:
+    def __init__(self, context: int | None = None) -> None:
+        """`context`: tokens that the model can hold; None if that is not known, or without meaning."""
+        self._context = UNLIMITED if context is None else context
+        self._used = 0
         self._turns = 0
 
     def ids(self) -> tuple[int, ...]:
@@ -117,24 +124,31 @@ class MessageDialogue:
         return ()
 
     def room(self) -> int:
-        """Unlimited."""
-        return 1_000_000_000
+        """What the context is thought to hold still."""
+        return self._context - self._used
 
     def tokens(self, text: str) -> int:
         """An estimate."""
         return -(-len(text) // CHARACTERS_PER_TOKEN)
 
     def cost(self, messages: Sequence[Message], today: dt.date) -> int:  # noqa: ARG002 - the protocol's signature
-        """Nothing."""
-        return 0
+        """An estimate."""
+        return sum(self.tokens(m.content) + TOKENS_PER_MESSAGE for m in messages)
 
-    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> tuple[int, ...]:  # noqa: ARG002
+    def append(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> tuple[int, ...]:
         """Adds no ids."""
+        if not self._turns:
+            self._used += sum(self.tokens(f"{t.name}{t.description}{t.parameters}") for t in tools)
+        self._used += self.cost(messages, today)
         return ()
 
     def accept(self, completion: Completion) -> ParsedTurn:
         """The model has said it in words already."""
         calls = tuple(storable(call) for call in completion.tool_calls)
+        if completion.input_tokens:
+            self._used = completion.input_tokens + completion.output_tokens
+        else:
+            self._used += self.tokens(completion.text) + sum(self.tokens(c.arguments) for c in calls)
         self._turns += 1
         said = ParsedTurn(text=completion.text, reasoning=completion.reasoning, tool_calls=calls)
         return said.numbered(self._turns - 1)

@@ -47,14 +47,14 @@ def proving_calls(keys: Sequence[ForecastKey], max_tokens: int) -> tuple[ChatCal
 class EndpointModel:
     """Samples from an endpoint."""
 
-    def __init__(self, client: EndpointClient, weights: str) -> None:
+    def __init__(self, client: EndpointClient, weights: str, reasoning_field: str = "") -> None:
         """`weights` is `endpoint_weights`; what the server says of itself is added to it in every completion."""
-        self._client, self._weights = client, weights
+        self._client, self._weights, self._reasoning_field = client, weights, reasoning_field
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Raises InfrastructureError when the attempt must be repeated elsewhere, or cannot be."""
         call = ChatCall(
-            messages=tuple(wire_messages(request.messages)),
+            messages=tuple(wire_messages(request.messages, self._reasoning_field)),
             tools=() if request.mode == "no-tools" else function_tools(),
             offered=bool(request.tools),
             max_tokens=request.max_tokens,
@@ -104,34 +104,30 @@ def function_tools() -> tuple[FunctionTool, ...]:
     return tuple(FunctionTool(name=t.name, description=t.description, parameters=t.parameters) for t in TOOLS.values())
 
 
-def wire_messages(messages: Sequence[Message]) -> Iterable[dict[str, Any]]:
-    """The conversation in the protocol's shapes.
-
-    Calls are numbered anew, with ids that every server takes (Mistral's: nine letters and digits), and results are matched to
-    them in order: what ids a model made up is its own affair.
-    """
-    number = 0
-    open_ids: list[str] = []
+def wire_messages(messages: Sequence[Message], reasoning_field: str = "") -> Iterable[dict[str, Any]]:
+    """The conversation in the protocol's shapes, reasoning left out unless a field for it is named."""
+    called: set[str] = set()
     for message in messages:
-        if message.role == "tool":
-            # A result without a call of its own is said as text: the protocol has no other place for it.
-            if open_ids:
-                yield {"role": "tool", "tool_call_id": open_ids.pop(0), "content": message.content}
-            else:
-                yield {"role": "user", "content": message.content}
-            continue
         wire: dict[str, Any] = {"role": message.role, "content": message.content}
-        open_ids = []
+        if message.role == "tool" and message.call_id in called:
+            wire["tool_call_id"] = message.call_id
+        elif message.role == "tool":
+            # The protocol has no place for a result without a call.
+            wire["role"] = "user"
+        if reasoning_field and message.reasoning:
+            wire[reasoning_field] = message.reasoning
         if message.tool_calls:
-            calls = []
-            for call in message.tool_calls:
-                number += 1
-                open_ids.append(f"call{number:05d}")
-                function = {"name": wire_name(call.name), "arguments": wire_arguments(call.arguments)}
-                calls.append({"id": open_ids[-1], "type": "function", "function": function})
+            called |= {call.id for call in message.tool_calls}
             # Some servers refuse an empty text beside calls.
-            wire |= {"content": message.content or None, "tool_calls": calls}
+            wire["content"] = message.content or None
+            wire["tool_calls"] = [wire_call(call) for call in message.tool_calls]
         yield wire
+
+
+def wire_call(call: ToolCall) -> dict[str, Any]:
+    """A call as the model is shown that it made it."""
+    function = {"name": wire_name(call.name), "arguments": wire_arguments(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def wire_name(name: str) -> str:

@@ -172,7 +172,8 @@ class _Step:
                 weights=completion.weights,
             )
             self._turns.append(turn)
-            self._messages.append(turn.assistant())
+            # Some endpoints want to read their reasoning again; it never leaves the step.
+            self._messages.append(turn.assistant().model_copy(update={"reasoning": turn.reasoning}))
             if closed:
                 return self._finish(closed if len(self._turns) > 1 or closed != "context-full" else "prompt-too-long")
             if not results and self._answered(parsed.text):

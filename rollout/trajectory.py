@@ -54,7 +54,7 @@ class Message(Record):
     role: Role
     content: str
     reasoning: str = ""
-    """Of this step's earlier turns, where a chat is rendered anew; templates may drop it."""
+    """Of this step's earlier turns, for chats that are rendered anew and endpoints that ask for it; templates may drop it."""
     tool_calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     name: str = ""

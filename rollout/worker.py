@@ -174,7 +174,8 @@ class RolloutWorker:
         if isinstance(self._engines, RemoteGate):
             endpoint = self._settings.endpoint
             client = EndpointClient(self._engines, endpoint, self._settings.sampling, utc_now)
-            self._model = EndpointModel(client, endpoint_weights(endpoint.base_url, endpoint.model))
+            weights = endpoint_weights(endpoint.base_url, endpoint.model)
+            self._model = EndpointModel(client, weights, endpoint.reasoning_field)
         elif self._engines is not None:
             weights = self._engines.facts.weights
             folder = model_path(chosen.path)
@@ -190,7 +191,9 @@ class RolloutWorker:
     def _dialogue(self) -> Dialogue:
         limit = self._settings.engine.max_model_len
         if self._chat is None:
-            return MessageDialogue()
+            return MessageDialogue(
+                self._settings.endpoint.context_tokens if isinstance(self._engines, RemoteGate) else None
+            )
         if isinstance(self._chat, RenderedFormat):
             return RenderedDialogue(self._chat, limit)
         return TokenDialogue(self._chat, limit)

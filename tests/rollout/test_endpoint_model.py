@@ -19,7 +19,7 @@ from rollout.record import ForecastKey, ForecastRecord
 from rollout.step import Sample, StepTask, forecast_step
 from rollout.tools import TOOLS
 from rollout.trajectory import Message, ToolCall, ToolResult, Trajectory
-from tests.cluster.endpoint_server import EndpointServer, fail, say, scripted
+from tests.cluster.endpoint_server import EndpointServer, chunks, fail, say, scripted, stream
 
 DAY = dt.date(2031, 5, 4)
 EVENT = EventPrompt(
@@ -37,7 +37,7 @@ CARRIED = NotebookState(notebook=Notebook(assessment=Assessment(p={"Yes": 0.5}))
 
 
 def play(
-    server: EndpointServer, mode: str = "memory-free", max_tokens: int = 100, **settings: object
+    server: EndpointServer, mode: str = "memory-free", max_tokens: int = 100, result: str = "found", **settings: object
 ) -> tuple[ForecastRecord, Trajectory]:
     """One step; every tool returns one line."""
 
@@ -47,7 +47,7 @@ def play(
         gate = Gatekeeper(tree)
         await gate.open((NO_KEY,))
         client = EndpointClient(gate, tree, SamplingSettings(), utc_now)
-        model = EndpointModel(client, endpoint_weights(server.url, "slug"))
+        model = EndpointModel(client, endpoint_weights(server.url, "slug"), tree.reasoning_field)
         task = StepTask(
             key=ForecastKey(model="m", event="e", date=DAY, mode=mode, rollout=0),
             event=EVENT,
@@ -58,7 +58,7 @@ def play(
             retrieval=RetrievalSettings(),
             max_tokens=max_tokens,
         )
-        step = forecast_step(task, MessageDialogue(), monotonic)
+        step = forecast_step(task, MessageDialogue(tree.context_tokens), monotonic)
         want = next(step)
         try:
             while True:
@@ -96,7 +96,7 @@ def test_a_step_searches_answers_and_knows_what_it_cost():
     # Results are paired with the calls that the server is shown, whatever ids the model gave.
     _, _, assistant, *results = server.asked[1].body["messages"]
     ids = [c["id"] for c in assistant["tool_calls"]]
-    assert ids == ["call00001", "call00002"]
+    assert ids == ["t000c0000", "t000c0001"]
     assert [r["tool_call_id"] for r in results] == ids
     assert assistant["content"] is None
     assert {t["function"]["name"] for t in server.asked[0].body["tools"]} == set(TOOLS)
@@ -188,7 +188,7 @@ def test_a_result_without_a_call_is_said_as_text():
     ]
     wire = list(wire_messages(messages))
     assert [m["role"] for m in wire] == ["user", "assistant", "tool", "user", "assistant"]
-    assert wire[2] == {"role": "tool", "tool_call_id": "call00001", "content": "found"}
+    assert wire[2] == {"role": "tool", "tool_call_id": "x", "content": "found"}
 
 
 def test_a_run_is_proved_with_what_its_steps_will_send():
@@ -213,3 +213,31 @@ def test_a_prompt_that_fits_is_answered_shorter_where_the_longest_answer_would_n
         record, _ = play(server, max_tokens=600)
     assert [a.body["max_tokens"] for a in server.asked] == [600, 300, 256]
     assert record.failure.reason == "prompt-too-long"
+
+
+def test_results_are_cut_and_tools_withdrawn_before_the_servers_context_is_full():
+    async def behave(asked):
+        counted = {"prompt_tokens": 2200 + 550 * asked.number, "completion_tokens": 50}
+        calls = [] if asked.body["tool_choice"] == "none" else [SEARCH]
+        parts = [*chunks("" if calls else ANSWER, calls), {"choices": [], "usage": counted}]
+        return await stream(asked, parts)
+
+    with EndpointServer(behave) as server:
+        record, trajectory = play(server, result="word " * 2000, context_tokens=3000)
+    # The first result, of 2,500 tokens, is cut to what the 750 that are left hold beside a report; after the second turn 200
+    # are left, so the report is demanded.
+    assert [a.body["tool_choice"] for a in server.asked] == ["auto", "auto", "none"]
+    (result,) = trajectory.turns[0].results
+    assert 0 < len(result.text) < 4 * 600
+    assert result.cut_characters > 0
+    assert record.failure is None
+
+
+@pytest.mark.parametrize("field", ["", "reasoning_content"])
+def test_earlier_reasoning_is_sent_back_only_where_it_is_asked_for(field):
+    steps = [lambda a: say(a, "", [SEARCH], reasoning="Hm."), lambda a: say(a, ANSWER)]
+    with EndpointServer(scripted(*steps)) as server:
+        play(server, reasoning_field=field)
+    assistant = server.asked[1].body["messages"][2]
+    assert assistant.get("reasoning_content") == ("Hm." if field else None)
+    assert "Hm." not in str(assistant | {"reasoning_content": ""})
