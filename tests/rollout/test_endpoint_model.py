@@ -65,9 +65,7 @@ def play(
                 if isinstance(want, Sample):
                     want = step.send(await model.sample(want.request))
                 else:
-                    texts = [
-                        ToolResult(call_id=w.call_id, name="search", text=f"result of {w.call_id}") for w in want.wants
-                    ]
+                    texts = [ToolResult(call_id=w.call_id, name="search", text=result) for w in want.wants]
                     want = step.send(tuple(texts))
         except StopIteration as end:
             return end.value
