@@ -7,6 +7,7 @@ again.
 import asyncio
 import contextlib
 import hashlib
+import os
 import signal
 from collections.abc import Collection, Iterator
 from types import FrameType
@@ -17,6 +18,7 @@ import ray
 from cluster.clock import monotonic
 from cluster.config import Settings
 from cluster.endpoint.client import RemoteGate
+from cluster.endpoint.gatekeeper import read_keys
 from cluster.endpoint.service import EndpointService
 from cluster.engine_shape import pool_bundles
 from cluster.failures import FailureKind, InfrastructureError
@@ -35,7 +37,7 @@ from rollout.plan import Plan, uses_tools
 from rollout.progress import Progress, Report, RunSummary
 from rollout.record import ForecastKey
 from rollout.run import RunDirectory
-from rollout.sitting import Sitting
+from rollout.sitting import Sitting, View
 from rollout.status import StatusWriter
 from rollout.worker import Questions, RolloutWorker
 from rollout.write_off import WriteOffs
@@ -45,8 +47,8 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
     """Run or resume a plan in its run directory; failures of the kinds `retry` in it are taken back and run again.
 
     A run to be resumed whose directory is gone is restored from its mirror. Raises SettingsError if the directory or the
-    mirror holds another run, or the directory the same one and `resume` is not set, or the cluster is too small: then
-    nothing was laid. Raises InfrastructureError when infrastructure is lost for good.
+    mirror holds another run, or the directory the same one and `resume` is not set, or the cluster is too small, or an
+    endpoint's key is missing: then nothing was laid. Raises InfrastructureError when infrastructure is lost for good.
     """
     run = RunDirectory(plan.settings.run.directory)
     mirror = plan.settings.run.mirror
@@ -62,6 +64,9 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
             scheduled, finished = ledger.counts()
             if scheduled == finished and not retry:
                 return _Run(plan, ledger, report, status, 0).summary(Halt("complete"))
+        if plan.settings.model.kind == "endpoint":
+            # Here only to be said before anything is laid or started.
+            read_keys(plan.settings.endpoint.key_env, os.environ)
         session = stack.enter_context(start_session(plan.settings.ray))
         require(session, _bundles(plan.settings), "the run")
         if not run.exists:
@@ -96,7 +101,7 @@ class _Run:
         settings = self._settings.rollout
         with contextlib.ExitStack() as stack:
             stack.enter_context(_leaving_at_once())
-            searcher, engines = self._pools(stack)
+            searcher, engines, view = self._pools(stack)
             questions = ray.put(Questions.of(self._plan.events, self._settings))
             crew = Crew(
                 lambda: self._worker(searcher, engines, questions),
@@ -140,9 +145,18 @@ class _Run:
             price=state.spent,
         )
 
-    def _pools(self, stack: contextlib.ExitStack) -> tuple[Searcher | None, EngineClient | RemoteGate | None]:
+    def _pools(
+        self, stack: contextlib.ExitStack
+    ) -> tuple[Searcher | None, EngineClient | RemoteGate | None, View | None]:
         searcher: Searcher | None = None
+        view: View | None = None
         engines: EngineClient | RemoteGate | None = None
+        if self._settings.model.kind == "endpoint":
+            self._say("asking the endpoint")
+            proofs = proving_calls(self._plan.keys, self._settings.sampling.max_tokens)
+            service = EndpointService(self._settings.endpoint, self._settings.sampling, proofs)
+            stack.callback(service.stop)
+            engines, view = service.gate(), service.view
         if uses_tools(self._settings):
             self._say("starting the retrieval pool")
             retrieval = start_retrieval_pool(self._settings)
@@ -159,13 +173,7 @@ class _Run:
             )
             stack.callback(pool.stop)
             engines = pool.client()
-        if self._settings.model.kind == "endpoint":
-            self._say("asking the endpoint")
-            proofs = proving_calls(self._plan.keys, self._settings.sampling.max_tokens)
-            service = EndpointService(self._settings.endpoint, self._settings.sampling, proofs)
-            stack.callback(service.stop)
-            engines = service.gate()
-        return searcher, engines
+        return searcher, engines, view
 
     def _engine_seed(self) -> int:
         """Different in each sitting of a run: a resumed run must not draw again what it drew before it was stopped."""
