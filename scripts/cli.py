@@ -195,7 +195,7 @@ def rollout(
         return
     with ProgressBar("forecasts") as bar:
         summary = execute(plan, resume, bar.run, () if retry is None else retry.kinds)
-    raise typer.Exit(_say_how_it_ended(summary, settings))
+    raise typer.Exit(say_how_it_ended(summary, settings))
 
 
 @_verb(app, "status", "pastcast status runs/demo --watch")
@@ -337,8 +337,8 @@ def demo(
     run_demo(out, config, set_)
 
 
-def _say_how_it_ended(summary: "RunSummary", settings: Settings) -> int:
-    """Print it; the exit status."""
+def say_how_it_ended(summary: "RunSummary", settings: Settings) -> int:
+    """Print it; returns the exit status: 128 and the signal's number, 1 for bugs and spent budgets."""
     cost = f", ${summary.price:.2f}" if summary.price else ""
     console.print(
         f"{summary.recorded} of {summary.scheduled} forecasts recorded ({summary.recorded_now} now, "
@@ -356,19 +356,17 @@ def _say_how_it_ended(summary: "RunSummary", settings: Settings) -> int:
         errors.print(
             f"{summary.bugs} forecasts ended in a bug of pastcast; their tracebacks are in the ledger", style="red"
         )
-    if summary.ended != "complete":
-        why = {
-            "stopped": "stopped",
-            "max-cost": f"stopped: the run has cost ${summary.price:.2f} and run.max_cost is ${settings.run.max_cost}; raise it and",
-            "data-failures": f"stopped: more than rollout.data_failures = {settings.rollout.data_failures} forecasts failed for "
-            "their inputs; mend them or raise it and",
-            "bugs": f"stopped: more than rollout.bugs = {settings.rollout.bugs} forecasts ended in a bug; raise it and",
-        }[summary.ended]
-        console.print(
-            f"{why}; go on with --resume (run {settings.run.directory})".replace("and;", "and"), highlight=False
-        )
-        return 128 + summary.signal if summary.signal else 1
-    return 1 if summary.bugs else 0
+    if summary.ended == "complete":
+        return 1 if summary.bugs else 0
+    why = {
+        "stopped": "it was asked to stop",
+        "max-cost": f"the run has cost ${summary.price:.2f}; raise run.max_cost (${settings.run.max_cost})",
+        "data-failures": f"more forecasts than rollout.data_failures ({settings.rollout.data_failures}) failed for their "
+        "inputs; mend these or raise it",
+        "bugs": f"more forecasts than rollout.bugs ({settings.rollout.bugs}) ended in a bug; raise it",
+    }[summary.ended]
+    console.print(f"stopped: {why}; go on with --resume (run {settings.run.directory})", highlight=False)
+    return 128 + summary.signal if summary.signal else 1
 
 
 def _print_counts(title: str, counts: dict[str, int]) -> None:

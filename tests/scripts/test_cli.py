@@ -10,8 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from cluster.config import load_settings
 from rollout.events.world import make_world, write_settings
-from scripts.cli import app
+from rollout.progress import Bug, RunSummary
+from scripts.cli import app, say_how_it_ended
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -119,3 +121,45 @@ def test_an_index_goes_out_as_faiss_shards_and_comes_in_again(tmp_path):
     assert re.search(r"\d+ articles of \d+ folders in \d+ monthly shards", into.stdout)
     refused = run(*again)
     assert (refused.returncode, "holds an index already" in refused.stderr) == (2, True)
+
+
+def test_a_retry_without_resume_is_refused():
+    ended = run("rollout", "--retry", "model")
+    assert ended.returncode == 2
+    assert "--retry goes with --resume" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("ended", "signal", "bugs", "status", "said"),
+    [
+        ("complete", None, 0, 0, "3 of 9 forecasts"),
+        ("complete", None, 2, 1, "key-error"),
+        ("stopped", 15, 0, 143, "asked to stop; go on with --resume"),
+        ("stopped", 2, 0, 130, "asked to stop"),
+        ("max-cost", None, 0, 1, "raise run.max_cost ($4.0); go on with --resume"),
+        ("data-failures", None, 0, 1, "rollout.data_failures (0)"),
+        ("bugs", None, 30, 1, "rollout.bugs (20)"),
+    ],
+)
+def test_how_a_run_ended_is_said_and_is_its_exit_status(ended, signal, bugs, status, said, capsys):
+    traceback = 'Traceback: File "x.py"\nKeyError: "[/red]"'
+    summary = RunSummary(
+        scheduled=9,
+        recorded=3,
+        recorded_now=1,
+        failures={"key-error": bugs} if bugs else {},
+        retried=0,
+        reopened=0,
+        ended=ended,
+        signal=signal,
+        lost=0,
+        bugs=bugs,
+        tracebacks=(Bug(reason="key-error", traceback=traceback, count=bugs),) if bugs else (),
+        seconds=1.0,
+        output_tokens=5,
+        price=4.5,
+    )
+    assert say_how_it_ended(summary, load_settings([], ["run.max_cost=4"])) == status
+    out, err = capsys.readouterr()
+    assert said in " ".join((out + err).split())
+    assert (traceback in err) == bool(bugs)
