@@ -292,6 +292,44 @@ def test_nodes_that_join_are_used_up_to_the_maximum():
     assert len(cluster.states()) == 3
 
 
+def test_the_room_that_a_crashed_engine_left_is_kept_for_its_restart():
+    cluster = Cluster(replicas=1, maximum=2).open()
+    cluster.do(cluster.fleet.died(0, 1, "killed", 0.0))
+    cluster.do(cluster.fleet.nodes_seen(["node-0"], {}, 1, 0.5))
+    assert cluster.states() == {0: "DEAD"}
+    cluster.do(cluster.fleet.nodes_seen(["node-0"], {}, 2, 0.6))
+    assert set(cluster.states()) == {0, 1}
+
+
+def test_engines_that_are_lost_for_good_are_not_replaced_beyond_the_maximum():
+    cluster = Cluster(replicas=2, maximum=3, restarts=0).open()
+    cluster.do(cluster.fleet.died(0, 1, "killed", 0.0))
+    cluster.do(cluster.fleet.nodes_seen(["a"], {}, 5, 1.0))
+    assert cluster.states() == {0: "DEAD", 1: "HEALTHY", 2: "HEALTHY"}
+
+
+def test_an_engine_that_dies_while_its_node_is_emptied_does_not_come_back():
+    cluster = Cluster(replicas=2).open()
+    home = cluster.ask("t")
+    cluster.do(cluster.fleet.drain(f"node-{home}", 0.0))
+    cluster.do(cluster.fleet.failed("t", "engine-lost", "killed", 0.0))
+    cluster.wait(100)
+    assert home not in cluster.states()
+
+
+def test_a_suspect_engine_keeps_its_sessions_and_a_failed_call_goes_elsewhere():
+    cluster = Cluster(replicas=2).open()
+    home = cluster.ask("t0", "s")
+    cluster.ask("t1", "s")
+    for ticket in ("t0", "t1"):
+        cluster.do(cluster.fleet.failed(ticket, "engine-time-out", "", 0.0))
+    assert cluster.states()[home] == "SUSPECT"
+    assert cluster.ask("t2", "s") == 1 - home
+    assert [cluster.ask(f"n{i}") for i in range(3)] == [1 - home] * 3
+    cluster.do(cluster.fleet.died(1 - home, 1, "killed", 0.0))
+    assert cluster.ask("t3", "s") == home, "where nothing healthy is left, a suspect engine serves"
+
+
 def test_a_pool_without_any_engine_pauses_and_gives_up_only_after_its_time():
     cluster = Cluster(replicas=1, pause_timeout_s=1000).open()
     cluster.do(cluster.fleet.nodes_seen(["node-0", "n"], {}, 0, 0.0))

@@ -109,14 +109,14 @@ ACTIONS = st.tuples(st.sampled_from("afrmdvhc"), st.integers(0, 5), st.integers(
 @given(st.lists(ACTIONS, max_size=60))
 def test_no_call_goes_to_an_engine_that_does_not_serve_and_what_is_outstanding_is_what_runs(actions):
     router = Router(range(3), sessions_kept=4)
-    running = []
+    running, serving = [], {0, 1, 2}
     for action, number, tokens in actions:
         engine = number % 3
         if action == "a":
             chosen = router.assign(f"s{number}", tokens)
-            assert (chosen is None) == (not router.serving)
+            assert (chosen is None) == (not serving)
             if chosen is not None:
-                assert chosen in router.serving
+                assert chosen in serving
                 running.append((f"s{number}", chosen, tokens))
         elif action == "f" and running:
             router.finish(*running.pop())
@@ -133,6 +133,11 @@ def test_no_call_goes_to_an_engine_that_does_not_serve_and_what_is_outstanding_i
             router.hold(engine)
         elif action == "c":
             router.close(engine)
+        if action in "vh":
+            serving.add(engine)
+        elif action in "dc":
+            serving.discard(engine)
+        assert router.serving == serving
         assert all(router.outstanding(e) == sum(t for _, c, t in running if c == e) for e in range(3))
         assert set(router.sessions.values()) <= router.serving
     for call in running:
