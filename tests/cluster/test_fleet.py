@@ -413,6 +413,7 @@ def test_a_swap_while_an_adapter_loads_never_reloads_an_engine_that_serves():
     cluster.end("t")
     assert cluster.last(Confirm).weights == NEW
     assert cluster.states() == {0: "STALE"}
+    assert cluster.fleet.view().engines[0].weights == ""
     assert cluster.last(Confirm).adapters == (), "an adapter belongs to the weights it was trained over"
 
 
