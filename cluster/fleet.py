@@ -227,7 +227,7 @@ class Fleet:
 
     def failed(self, ticket: str, reason: str, detail: str, now: float) -> tuple[Want, ...]:
         """A granted request failed: `engine-lost` proves its engine dead; `engine-time-out` and `engine-unreachable` speak
-        against it, and the session's next call goes elsewhere; any other reason is not the engine's fault."""
+        against it, `engine-full` does not; after these three the session's next call goes elsewhere. Any other reason says nothing."""
         session = self._granted[ticket].session if ticket in self._granted else ""
         engine = self._give_back(ticket)
         if engine is None:
@@ -236,8 +236,9 @@ class Fleet:
             self._note(reason, detail)
             self._bury(engine, f"{reason}: {detail}", True, now)
             return self._settle(now)
-        if reason in ("engine-time-out", "engine-unreachable"):
+        if reason in ("engine-time-out", "engine-unreachable", "engine-full"):
             self._router.move(session, engine.number)
+        if reason in ("engine-time-out", "engine-unreachable"):
             engine.health.request_failed()
             self._judge(engine, "", now)
         return self._hot(engine, now)
@@ -438,9 +439,9 @@ class Fleet:
             self._observe(now)
         return self._settle(now)
 
-    def close(self, now: float) -> tuple[Want, ...]:
-        """The pool is ended: every engine ends, every waiting ticket is refused."""
-        self._hopeless = self._hopeless or ("pool-stopped", "the engine pool was stopped")
+    def close(self, now: float, reason: str = "pool-stopped", detail: str = "it was asked to") -> tuple[Want, ...]:
+        """The pool is ended: every engine ends, every ticket is refused from now on."""
+        self._hopeless = self._hopeless or (reason, detail)
         for engine in list(self._engines.values()):
             self._retire(engine, "the pool is stopped", gentle=not engine.tickets)
         self._serve(now)

@@ -92,8 +92,8 @@ class PoolActor:
     async def start(self) -> EngineFacts:
         """Start the engines; answers once the pool is open. Raises InfrastructureError with the first fault if it cannot."""
         self._do(self._fleet.open(_now()))
-        self._spawn(self._tick())
-        self._spawn(self._look())
+        self._spawn(self._tick(), name="loop")
+        self._spawn(self._look(), name="loop")
         await self._until(lambda: not self._fleet.opening or self._fleet.hopeless is not None)
         if self._fleet.hopeless is not None:
             raise InfrastructureError(*self._fleet.hopeless)
@@ -253,6 +253,9 @@ class PoolActor:
         except InfrastructureError as error:
             self._do(self._fleet.not_started(*key, error.reason, error.detail, _now()))
             return
+        except RayError as error:
+            self._do(self._fleet.not_started(*key, "engine-start", f"{type(error).__name__}: {error}", _now()))
+            return
         self._facts = self._facts or facts
         self._do(self._fleet.started(*key, _now()))
 
@@ -312,8 +315,12 @@ class PoolActor:
     async def _look(self) -> None:
         bundles, most = replica_bundles(self._settings), self._settings.maximum or self._settings.replicas
         while True:
-            seen = await asyncio.to_thread(look_at_nodes, bundles, most, self._fleet.draining)
-            self._do(self._fleet.nodes_seen(seen.alive, seen.draining, seen.rooms, _now()))
+            try:
+                seen = await asyncio.to_thread(look_at_nodes, bundles, most, self._fleet.draining)
+            except RayError as error:
+                logger.warning("the cluster's nodes cannot be seen now: %s", error)
+            else:
+                self._do(self._fleet.nodes_seen(seen.alive, seen.draining, seen.rooms, _now()))
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _loaded(self, adapter: str) -> None:
@@ -336,7 +343,8 @@ class PoolActor:
     def _spawn(
         self, work: Coroutine[Any, Any, None], of: Start | Confirm | Probe | None = None, name: str = "work"
     ) -> asyncio.Task[None]:
-        """Run in the background. What goes wrong there is a bug of ours: it is loud, and costs the engine it was `of`."""
+        """Run in the background. What goes wrong there is a bug of ours: it is loud, and costs the engine it was `of`, or the pool
+        where nothing would go on without it."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
 
@@ -348,6 +356,8 @@ class PoolActor:
             logger.error("a bug in the engine pool:\n%s", "".join(traceback.format_exception(error)))
             if of is not None:
                 self._do(self._fleet.died(of.engine, of.incarnation, f"bug: {error!r}", _now()))
+            elif name == "loop":
+                self._do(self._fleet.close(_now(), "pool-lost", f"bug: {error!r}"))
 
         task.add_done_callback(done)
         return task

@@ -13,7 +13,7 @@ SESSIONS_KEPT = 50_000
 """Idle sessions that are remembered: a chain whose step was given up never says so, and must not stay for ever. The one that called
 longest ago is forgotten first, which costs it a cold prefix cache and nothing else."""
 SHED_FACTOR = 2.0
-"""An engine with this many times the mean outstanding tokens is far above it."""
+"""An engine with this many times the mean outstanding tokens of the other open ones is far above it."""
 SHED_TOKENS = 16_384
 """And at least this many tokens above it, so that nothing moves among engines that are all but idle."""
 YOUNG_CALLS = 2
@@ -126,9 +126,10 @@ class Router:
 
     def _sheds(self, pin: _Pin) -> bool:
         """Whether a pinned session is to leave its engine, because that is overloaded and the session is new."""
-        if pin.running or pin.calls >= YOUNG_CALLS or not self._open - {pin.engine}:
+        others = self._open - {pin.engine}
+        if pin.running or pin.calls >= YOUNG_CALLS or not others:
             return False
-        mean = sum(self._outstanding[e] for e in self._open) / len(self._open)
+        mean = sum(self._outstanding[e] for e in others) / len(others)
         own = self._outstanding[pin.engine]
         return own > SHED_FACTOR * mean and own > mean + SHED_TOKENS
 
