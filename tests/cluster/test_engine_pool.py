@@ -193,8 +193,10 @@ def test_a_call_that_comes_while_no_engine_serves_waits_for_one(pool):
                 if error.reason != "engine-lost":
                     raise
 
+    restarts = sum(e.restarts for e in pool.view().engines)
     asyncio.run(asyncio.wait_for(story(), PATIENCE_SECONDS))
-    eventually(serve(2), pool)
+    # The other one's death is found by its next probe.
+    eventually(lambda v: serve(2)(v) and sum(e.restarts for e in v.engines) == restarts + 2, pool)
 
 
 def test_an_adapter_serves_by_name_and_a_bad_one_is_refused_without_harm(pool, tmp_path):
