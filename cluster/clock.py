@@ -1,5 +1,6 @@
-"""The wall clock of real runs. Whatever writes a time down is given a clock, so that tests and simulations hold it."""
+"""The clocks of real runs. Whatever writes a time down is given a clock, so that tests and simulations hold it."""
 
+import asyncio
 import datetime as dt
 import time
 from collections.abc import Callable
@@ -14,5 +15,9 @@ def utc_now() -> dt.datetime:
 
 
 def monotonic() -> float:
-    """Seconds that only grow, for intervals."""
-    return time.monotonic()
+    """Seconds that only grow, for intervals: of the event loop that runs here. In every real run that is this machine's
+    clock, in the simulator the virtual one."""
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return time.monotonic()

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import socket
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from ray.exceptions import RayError
 from cluster.adapters import AdapterError, AdapterShelf, check_adapter, with_adapter
 from cluster.call import EngineCall, EngineFacts, EngineFigures, EngineOutput, ids_digest, tokens_allowed
 from cluster.checkpoint_shape import same_shape
+from cluster.clock import monotonic
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.environment import process_environment
 from cluster.failures import InfrastructureError
@@ -60,12 +60,12 @@ class EngineActor:
         self._start(path)
 
     def _start(self, path: str) -> None:
-        began = time.monotonic()
+        began = monotonic()
         # A seed of its own for every start: what was drawn before is not drawn again.
         seed = (self._seed + self._starts) % 2**32
         self._starts += 1
         self._engine = VllmEngine(path, self._settings, self._sampling, seed)
-        self._start_seconds = time.monotonic() - began
+        self._start_seconds = monotonic() - began
 
     async def facts(self) -> EngineFacts:
         """Answers once the engine can serve."""
@@ -95,7 +95,7 @@ class EngineActor:
         allowed = tokens_allowed(call, self._engine.max_model_len, self._engine.vocabulary)
         if call.request_id in self._running:
             raise ValueError(f"a call named {call.request_id} is running already; names must be unique")
-        began = time.monotonic()
+        began = monotonic()
         self._running[call.request_id] = call
         try:
             async with asyncio.timeout(call.timeout_s), self._gate.passing(call.adapter):
@@ -134,7 +134,7 @@ class EngineActor:
             cached_tokens=sampled.cached_tokens,
             prompt_digest=ids_digest(sampled.prompt_ids),
             weights=weights,
-            seconds=time.monotonic() - began,
+            seconds=monotonic() - began,
         )
 
     def _refuse_aborted(self, call: EngineCall) -> None:

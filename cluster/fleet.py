@@ -64,7 +64,8 @@ class _Engine:
     probed_at: float = float("-inf")
     """When it was last probed, or the probe last counted as late."""
     probing: bool = False
-    tickets: set[str] = field(default_factory=set)
+    tickets: dict[str, None] = field(default_factory=dict)
+    """Granted and not ended, in order."""
 
     def clear(self) -> None:
         """Nothing of its last process is left."""
@@ -74,7 +75,7 @@ class _Engine:
         self.asked = self.figures = None
         self.due = self.restart_at = self.drain_until = float("inf")
         self.figures_at = self.probed_at = float("-inf")
-        self.tickets = set()
+        self.tickets = {}
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -192,6 +193,7 @@ class Fleet:
             engines=tuple(self._view(e, sessions.get(e.number, 0)) for e in self._engines.values()),
             limit=self._concurrency.limit(self._serving),
             paused=self._paused(),
+            lost="" if self._hopeless is None else self._hopeless[1],
         )
 
     # Requests.
@@ -570,7 +572,7 @@ class Fleet:
         if held is None:
             return None
         engine = self._engines[held.engine]
-        engine.tickets.discard(ticket)
+        engine.tickets.pop(ticket, None)
         self._router.finish(held.session, held.engine, held.tokens)
         return engine
 
@@ -615,7 +617,7 @@ class Fleet:
         del self._waiting[name]
         until = now + self._rules.call_timeout_s + TICKET_GRACE_S
         self._granted[name] = _Ticket(ticket.session, ticket.tokens, ticket.adapter, ticket.caller, number, until)
-        engine.tickets.add(name)
+        engine.tickets[name] = None
         self._wants.append(Grant(ticket=name, engine=number, incarnation=engine.incarnation))
 
     def _no_adapter(self, name: str) -> tuple[str, str] | None:

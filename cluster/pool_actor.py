@@ -6,7 +6,6 @@ owns the engines: when it goes, they go.
 
 import asyncio
 import logging
-import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
@@ -16,7 +15,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from cluster.call import EngineFacts
-from cluster.cluster_nodes import look_at_nodes
+from cluster.clock import monotonic
+from cluster.cluster_nodes import NodesSeen, look_at_nodes
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.engine_shape import replica_bundles
 from cluster.failures import InfrastructureError
@@ -84,6 +84,7 @@ class PoolActor:
         self._tickets: dict[str, asyncio.Future[Assignment | None]] = {}
         self._adapters_of: dict[str, str] = {}
         self._ended_early: OrderedDict[str, None] = OrderedDict()
+        self._lost_callers: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -106,12 +107,12 @@ class PoolActor:
     async def assign(
         self, ticket: str, session: str, tokens: int, adapter: str | None, caller: str
     ) -> Assignment | None:
-        """An engine for a call; waits while none serves. None if the call was ended before it had one.
+        """An engine for a call; waits while none serves. None if the call was ended before it had one, or its caller has died.
 
         `adapter`: None is the run's own. Raises InfrastructureError with the reason of a refusal (`Refuse`).
         """
-        if ticket in self._ended_early:
-            del self._ended_early[ticket]
+        if ticket in self._ended_early or caller in self._lost_callers:
+            self._ended_early.pop(ticket, None)
             return None
         future: asyncio.Future[Assignment | None] = asyncio.get_running_loop().create_future()
         self._tickets[ticket] = future
@@ -151,6 +152,8 @@ class PoolActor:
         try:
             await alive[0]
         except RayError:
+            # What it had sent may still be on its way.
+            self._lost_callers.add(caller)
             self._do(self._fleet.caller_gone(caller, _now()))
 
     async def until_stopped(self) -> None:
@@ -238,11 +241,14 @@ class PoolActor:
 
     def _start(self, want: Start) -> None:
         key = (want.engine, want.incarnation)
-        seed = engine_seed(self._seed, *key)
-        self._replicas[key] = Replica(want.engine, self._engine, self._settings, self._sampling, seed)
+        self._replicas[key] = self._replica(want)
         if want.incarnation > 1:
             logger.warning("engine %d is started again", want.engine)
         self._starting[key] = self._spawn(self._bring_up(want, self._replicas[key]), want)
+
+    def _replica(self, want: Start) -> Replica:
+        seed = engine_seed(self._seed, want.engine, want.incarnation)
+        return Replica(want.engine, self._engine, self._settings, self._sampling, seed)
 
     async def _bring_up(self, want: Start, replica: Replica) -> None:
         key = (want.engine, want.incarnation)
@@ -313,15 +319,18 @@ class PoolActor:
                 self._paused = paused
 
     async def _look(self) -> None:
-        bundles, most = replica_bundles(self._settings), self._settings.maximum or self._settings.replicas
         while True:
             try:
-                seen = await asyncio.to_thread(look_at_nodes, bundles, most, self._fleet.draining)
+                seen = await self._nodes()
             except RayError as error:
                 logger.warning("the cluster's nodes cannot be seen now: %s", error)
             else:
                 self._do(self._fleet.nodes_seen(seen.alive, seen.draining, seen.rooms, _now()))
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _nodes(self) -> NodesSeen:
+        most = self._settings.maximum or self._settings.replicas
+        return await asyncio.to_thread(look_at_nodes, replica_bundles(self._settings), most, self._fleet.draining)
 
     async def _loaded(self, adapter: str) -> None:
         fleet = self._fleet
@@ -368,4 +377,4 @@ def _adapter(weights: Weights) -> Adapter:
 
 
 def _now() -> float:
-    return time.monotonic()
+    return monotonic()

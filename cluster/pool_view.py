@@ -34,3 +34,5 @@ class PoolView(Record):
     """Steps that may be in flight now, over all workers (adaptive concurrency)."""
     paused: str
     """Why no step should be started now; empty if nothing hinders."""
+    lost: str = ""
+    """Why no engine will ever serve again; empty while one may."""

@@ -311,6 +311,9 @@ class Coordinator:
             self._paused_before += now - self._paused_since
             self._paused_since = None
         self.paused = view.paused
+        if view.lost:
+            # Calls are told too, but where nothing runs and nothing may start there is no call that could hear of it.
+            self.fatal(Failure(kind="infrastructure", reason="no-engine", detail=view.lost), now)
 
     def stop(self, now: float, grace_s: float) -> None:
         """Start nothing more, and abandon what still runs after `grace_s` seconds. A second call can only shorten it."""
@@ -579,7 +582,7 @@ class Coordinator:
 
     def _wake_at(self, now: float) -> float | None:
         times = []
-        if self._stop_at is not None:
+        if self._stop_at is not None and self._running:
             times.append(self._stop_at)
         if self._closed is None and self._waiting:
             times.append(self._waiting[0][0])

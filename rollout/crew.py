@@ -32,9 +32,11 @@ class WorkerGone(Exception):
 class Crew:
     """The workers by number."""
 
-    def __init__(self, hire: Callable[[], Any], size: int, timeout_s: float) -> None:
-        """`hire` makes a worker actor; `timeout_s` is how long one may take until it is ready."""
-        self._hire, self._size, self._timeout_s = hire, size, timeout_s
+    def __init__(
+        self, hire: Callable[[], Any], size: int, timeout_s: float, end: Callable[[Any], None] = ray.kill
+    ) -> None:
+        """`hire` makes a worker actor and `end` ends one; `timeout_s` is how long one may take until it is ready."""
+        self._hire, self._size, self._timeout_s, self._kill = hire, size, timeout_s, end
         self._replacements = REPLACEMENTS
         self._workers: dict[int, Any] = {}
         self._numbers = 0
@@ -92,7 +94,7 @@ class Crew:
 
     def dismiss(self, number: int) -> None:
         """End a worker."""
-        ray.kill(self._workers.pop(number))
+        self._kill(self._workers.pop(number))
 
     def dismiss_all(self) -> None:
         """End every worker."""

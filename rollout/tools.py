@@ -8,10 +8,10 @@ characters, by the step in tokens), and what was cut is said in the text and cou
 import datetime as dt
 import json
 import re
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from cluster.clock import monotonic
 from cluster.config import RetrievalSettings, RolloutSettings
 from cluster.record import Record
 from retrieval.article import Article, Hit
@@ -256,7 +256,7 @@ class ToolRunner:
         sandbox: Sandbox,
         date: dt.date,
         limits: RolloutSettings,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """`date` is the forecast date that the Python tool's clock shows; `clock` gives seconds from any origin."""
         self._view = view

@@ -341,8 +341,10 @@ def test_a_pool_without_any_engine_pauses_and_gives_up_only_after_its_time():
     starts = sum(isinstance(w, Start) for w in cluster.wants) - 1
     assert 1 <= starts <= 990 / PLACE_AGAIN_S + 1
     assert cluster.refused == {}
+    assert cluster.fleet.view().lost == ""
     cluster.wait(20)
     assert cluster.refused == {"t": "no-engine"}
+    assert "none came back" in cluster.fleet.view().lost
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -51,8 +51,8 @@ def packed(key, failure=None, price=0.0, state=None, carried=None):
     return pack(record, None)
 
 
-def view(limit=1000, paused=""):
-    return PoolView(engines=(), limit=limit, paused=paused)
+def view(limit=1000, paused="", lost=""):
+    return PoolView(engines=(), limit=limit, paused=paused, lost=lost)
 
 
 class Played:

@@ -268,6 +268,19 @@ def test_a_stop_lets_running_steps_finish_and_abandons_them_after_the_grace():
     assert run.state.next(run.now + 1000) == []
 
 
+def test_a_stopped_run_that_only_waits_for_its_ledger_is_woken_by_nothing_else():
+    """Found by the simulator: the end of the grace period was a wake that was due for ever, and the driver span."""
+    run = Played(CHAIN, hold=True)
+    run.state.stop(run.now, 0.0)
+    run.finish(run.lease(CHAIN[0]))
+    run.go(1.0)
+    assert (run.state.uncommitted, run.state.halted) == (1, None)
+    assert run.wake > run.now
+    run.acknowledge()
+    run.go()
+    assert run.state.halted == Halt("stopped")
+
+
 def test_a_second_stop_ends_at_once():
     run = Played(keys(), seats=2)
     run.state.stop(run.now, 20.0)
@@ -287,6 +300,16 @@ def test_lost_infrastructure_stops_the_run_and_writes_nothing_off():
     run.finish(second)
     assert run.state.halted == Halt("fatal", gone)
     assert list(run.ledger) == [second.key]
+
+
+def test_a_pool_that_is_lost_while_nothing_runs_ends_the_run():
+    """Found by the simulator: the pool was paused, so that no call was made that could have been refused, and the run hung."""
+    run = Played(keys(), workers=0)
+    run.state.view(view(paused="no-engine: restarts are spent", lost="restarts are spent"), run.now)
+    run.go()
+    assert run.state.halted == Halt(
+        "fatal", Failure(kind="infrastructure", reason="no-engine", detail="restarts are spent")
+    )
 
 
 def test_the_run_stops_once_it_has_cost_enough_and_counts_what_failed_attempts_cost():
