@@ -25,7 +25,6 @@ class Scenario(Record):
     nodes: int
     spare_nodes: int
     """Nodes that join during the run."""
-    workers_per_node: int
     token_price: float
     """US dollars per sampled token; 0 for our own engines."""
     calm_s: float
@@ -49,7 +48,6 @@ def draw_scenario(seed: int) -> Scenario:
         temper=draw_temper(chance),
         nodes=replicas - chance.randint(0, replicas // 2),
         spare_nodes=chance.choice((0, 0, 1, 2)),
-        workers_per_node=chance.randint(1, 2),
         token_price=chance.choice((0.0, 0.0, 0.001)),
         calm_s=chance.choice((30.0, 300.0, 3000.0)),
         lives=chance.choice((0, 1, 3, 6)),
@@ -77,13 +75,18 @@ def _settings(chance: random.Random, replicas: int) -> Settings:
                 "concurrency": {"minimum": 1, "start": start, "maximum": start * chance.randint(1, 8)},
             },
             "rollout": {
+                "workers": chance.randint(1, 3),
                 "concurrency": chance.randint(1, 6),
                 "attempts": chance.randint(1, 5),
                 "prompt": "compact",
                 "check_share": 1.0,
                 "parse": chance.choice(("strict", "lenient")),
                 "grace_s": chance.choice((0.0, 1.0, 20.0)),
-                "deadlines": {"step_s": step_s, "episode_s": step_s * chance.choice((1, 3, 100))},
+                "deadlines": {
+                    "turn_s": chance.choice((15.0, 900.0)),
+                    "step_s": step_s,
+                    "episode_s": step_s * chance.choice((1, 3, 100)),
+                },
                 "data_failures": chance.choice((0, 2, 1000)),
                 "bugs": chance.choice((0, 2, 1000)),
                 "python": {"timeout_s": 10.0},

@@ -64,7 +64,8 @@ class SimulatedWorker(RolloutWorker):
         self._questions, self._fault = questions, ""
         self._sandbox = SimulatedCell(faults, settings.rollout.python.timeout_s)
         self._chat = chat
-        self._model = WatchedModel(EngineModel(engines, chat.stop_ids), token_price, watch)
+        model = EngineModel(engines, chat.stop_ids, settings.rollout.deadlines.turn_s)
+        self._model = WatchedModel(model, token_price, watch)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._outcomes: list[StepOutcome] = []
         self._news = asyncio.Event()
