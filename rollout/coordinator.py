@@ -450,10 +450,9 @@ class Coordinator:
         if self._stop_at is not None and now >= self._stop_at:
             for running in list(self._running.values()):
                 self._abandon(running)
-        at = self._run_time(now)
-        while self._episodes and self._episodes[0][0] <= at:
+        while self._episodes and self._past(self._episodes[0][0], now):
             self._end_episode(self._episodes.popleft()[1])
-        while (oldest := self._oldest()) is not None and oldest.since + self._limits.step_s <= at:
+        while (oldest := self._oldest()) is not None and self._past(oldest.since + self._limits.step_s, now):
             self._abandon(oldest)
             detail = f"abandoned after {self._limits.step_s:g} s (rollout.deadlines.step_s)"
             self._give_up(oldest.chain, Failure(kind="infrastructure", reason="straggler", detail=detail))
@@ -466,6 +465,11 @@ class Coordinator:
                 self._suspects.append(number)
             else:
                 self._order.add(number, chain.keys[0].mode, len(chain.keys), begun=True)
+
+    def _past(self, deadline: float, now: float) -> bool:
+        """Whether a deadline in run time has passed: by the sum that `_wake_at` waits for, since a difference may be rounded
+        to just before it, and the wake would be due for ever."""
+        return self._paused_since is None and deadline + self._paused_before <= now
 
     def _oldest(self) -> _Running | None:
         return next(iter(self._running.values()), None)

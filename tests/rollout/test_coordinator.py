@@ -2,6 +2,8 @@
 
 import pytest
 from coordinated import LIMITS, Played, keys, limits, notebook, packed, view
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.failures import Failure
 from rollout.coordinator import COMMIT_AT_MOST, Halt, Tally
@@ -229,6 +231,23 @@ def test_a_paused_pool_starts_nothing_and_stops_the_clocks():
     assert not run.abandoned
     run.go(2.0)
     assert len(run.abandoned) == 2
+
+
+@given(st.floats(0, 1e5), st.floats(0, 1e4), st.floats(0, 1e4))
+def test_a_deadline_has_passed_at_the_very_time_at_which_it_was_to_be_woken(start, before, pause):
+    """Found by the simulator: rounding put the deadline behind its own wake, which was then due for ever."""
+    run = Played(ONE, workers=0)
+    run.now = start
+    run.state.view(view(paused="p"), run.now)
+    run.go(pause)
+    run.state.view(view(), run.now)
+    run.go(before)
+    run.state.joined(1, 1)
+    run.go()
+    run.go(run.wake - run.now)
+    run.now = max(run.now, run.wake or 0.0)
+    run.go()
+    assert run.failures() == {ONE[0]: "straggler"}
 
 
 def test_no_more_steps_run_than_the_pool_says_and_the_seats_allow():
