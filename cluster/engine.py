@@ -45,10 +45,9 @@ class EngineActor:
         Raises InfrastructureError `other-weights` unless the folder at `path` has the fingerprint `weights`, `engine-start`
         with vLLM's reason when it cannot load it.
         """
-        _take_environment(settings)
         self._settings, self._sampling, self._seed = settings, sampling, seed
         self._path, self._weights = path, weights
-        _check_weights(path, weights)
+        self._enter(path, weights)
         self._shelf = AdapterShelf(settings.adapters)
         self._gate = Gate()
         self._running: dict[str, EngineCall] = {}
@@ -58,6 +57,11 @@ class EngineActor:
         self._stopped = asyncio.Event()
         self._starts = 0
         self._start(path)
+
+    def _enter(self, path: str, weights: str) -> None:
+        """Make the node's process fit for the engine."""
+        _take_environment(self._settings)
+        _check_weights(path, weights)
 
     def _start(self, path: str) -> None:
         began = monotonic()

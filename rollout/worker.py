@@ -76,7 +76,7 @@ class RolloutWorker:
         self._settings = settings
         self._searcher = searcher
         self._questions = questions
-        self._sandbox = Sandbox(settings.rollout.python)
+        self._sandbox = self._cells()
         self._fault = sandbox_fault(sandbox, self._sandbox.describe(), platform.node())
         self._engines = engines
         self._chat: ChatFormat | RenderedFormat | None = None
@@ -84,6 +84,9 @@ class RolloutWorker:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._outcomes: list[StepOutcome] = []
         self._news = asyncio.Event()
+
+    def _cells(self) -> Sandbox:
+        return Sandbox(self._settings.rollout.python)
 
     async def ready(self) -> bool:
         """Answers once the worker can take leases.

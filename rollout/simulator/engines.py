@@ -5,15 +5,13 @@ that the pool adapts to something.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from cluster.adapters import Adapter, AdapterShelf
-from cluster.call import EngineCall, EngineFacts, EngineFigures
-from cluster.config import EngineSettings
+from cluster.adapters import Adapter
+from cluster.call import EngineFacts, EngineFigures
+from cluster.config import Settings
 from cluster.engine import EngineActor
 from cluster.failures import InfrastructureError
-from cluster.gate import Gate
 from cluster.vllm_engine import Sampled, VllmEngine
 from rollout.simulator.faults import MARKER, Faults
 from rollout.simulator.script import ScriptedSampler
@@ -138,18 +136,26 @@ class SimulatedEngine(EngineActor):
     """One replica on simulated hardware."""
 
     def __init__(
-        self, vllm: SimulatedVllm, settings: EngineSettings, weights: str, name: str, node: str, faults: Faults
+        self,
+        weights: str,
+        settings: Settings,
+        seed: int,
+        name: str,
+        node: str,
+        sampler: ScriptedSampler,
+        faults: Faults,
+        die: Callable[[], None],
     ) -> None:
-        """`weights`: the fingerprint of what it loaded."""
-        # The real constructor takes the node's environment, reads the folder and starts vLLM.
-        self._settings, self._weights, self._engine = settings, weights, vllm
-        self._shelf = AdapterShelf(settings.adapters)
-        self._gate = Gate()
-        self._running: dict[str, EngineCall] = {}
-        self._aborted: OrderedDict[str, str] = OrderedDict()
-        self._lost_callers: set[str] = set()
-        self._stopped = asyncio.Event()
-        self._name, self._node, self._faults = name, node, faults
+        """`weights`: the fingerprint of what it loads; `die` ends its process."""
+        self._name, self._node, self._sampler, self._faults, self._die = name, node, sampler, faults, die
+        super().__init__("", weights, settings.engine, settings.sampling, seed)
+
+    def _enter(self, path: str, weights: str) -> None:
+        """No environment, no files."""
+
+    def _start(self, path: str) -> None:  # noqa: ARG002 - the real one's signature
+        self._engine = SimulatedVllm(self._name, self._settings.max_model_len, self._sampler, self._faults, self._die)
+        self._start_seconds = 0.0
 
     @property
     def weights(self) -> str:
@@ -161,14 +167,8 @@ class SimulatedEngine(EngineActor):
         return [call.ids for call in self._running.values()]
 
     async def facts(self) -> EngineFacts:
-        """What it holds."""
-        return EngineFacts(
-            weights=self._weights,
-            max_model_len=self._engine.max_model_len,
-            vocabulary=VOCABULARY,
-            node=self._node,
-            start_seconds=0.0,
-        )
+        """As the real one, on a simulated node."""
+        return (await super().facts()).model_copy(update={"node": self._node})
 
     async def figures(self) -> EngineFigures:
         """Late while it is busy, and by faults; at times never."""
@@ -183,7 +183,7 @@ class SimulatedEngine(EngineActor):
 
     async def reload(self, path: str, weights: str) -> str:  # noqa: ARG002 - the real one's signature
         """Holds other weights afterwards, unless a fault hinders it."""
-        async with self._gate.closed():
+        async with self._drained():
             await asyncio.sleep(self._faults.stream("start").uniform(1, 20))
             self._shelf.clear()
             if not self._faults.strikes("engine-other-weights", self._name, times=3.0):

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Any
 
 from cluster.call import EngineFacts
 from cluster.cluster_nodes import NodesSeen
@@ -15,7 +14,7 @@ from cluster.replica import Replica
 from cluster.weights import Weights
 from rollout.simulator.actors import Handle, Network, Process
 from rollout.simulator.cluster import Nodes
-from rollout.simulator.engines import SimulatedEngine, SimulatedVllm
+from rollout.simulator.engines import SimulatedEngine
 from rollout.simulator.faults import MARKER, Faults
 from rollout.simulator.script import ScriptedSampler
 from rollout.simulator.tools import SILENCE
@@ -62,10 +61,9 @@ class SimulatedReplica(Replica):
     def __init__(
         self, want: Start, settings: Settings, sampler: ScriptedSampler, network: Network, nodes: Nodes, faults: Faults
     ) -> None:
+        super().__init__(want.engine, SimulatedEngine, settings.engine, settings.sampling, want.incarnation)
         self._name = f"engine-{want.engine}.{want.incarnation}"
         self._all, self._sampler, self._network, self._nodes, self._faults = settings, sampler, network, nodes, faults
-        self._confirming = asyncio.Lock()
-        self.handle: Any = None
         self.process: Process | None = None
         self.actor: SimulatedEngine | None = None
 
@@ -91,15 +89,17 @@ class SimulatedReplica(Replica):
             self._network.kill(process, "it did not start")
         if not process.alive:
             raise InfrastructureError("engine-start", f"{MARKER}: {name} died while starting")
-        vllm = SimulatedVllm(
+        loaded = OTHER_WEIGHTS if faults.strikes("engine-other-weights", name) else checkpoint.fingerprint
+        self.actor = SimulatedEngine(
+            loaded,
+            self._all,
+            self._seed,
             name,
-            self._all.engine.max_model_len,
+            process.node,
             self._sampler,
             faults,
             lambda: self._network.kill(process, "vLLM died"),
         )
-        loaded = OTHER_WEIGHTS if faults.strikes("engine-other-weights", name) else checkpoint.fingerprint
-        self.actor = SimulatedEngine(vllm, self._all.engine, loaded, name, process.node, faults)
         self.handle = Handle(self._network, process, self.actor)
         facts: EngineFacts = await self.handle.facts.remote()
         return facts

@@ -68,6 +68,10 @@ class SimulatedCell(Sandbox):
         self._faults = faults
         self._timeout_s = timeout_s
 
+    def describe(self) -> str:
+        """As it is."""
+        return "simulated"
+
     async def run(self, code: str, today: dt.date) -> CellResult:
         """Prints the code and the day. Raises InfrastructureError `cell-lost`."""
         chance = self._faults.stream("cell")

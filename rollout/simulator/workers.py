@@ -14,6 +14,7 @@ from rollout.crew import Crew
 from rollout.engine_model import EngineModel
 from rollout.lease import Lease, StepOutcome
 from rollout.model import Completion, Model, SampleRequest
+from rollout.sandbox import Sandbox
 from rollout.simulator.faults import Faults
 from rollout.simulator.tools import SILENCE, SimulatedCell
 from rollout.simulator.watch import Watch
@@ -59,17 +60,14 @@ class SimulatedWorker(RolloutWorker):
         watch: Watch,
         faults: Faults,
     ) -> None:
-        # The real constructor probes the node for the Python tool's cell, and later loads a tokenizer.
-        self._settings, self._engines, self._searcher = settings, engines, searcher
-        self._questions, self._fault = questions, ""
-        self._sandbox = SimulatedCell(faults, settings.rollout.python.timeout_s)
+        self._watch, self._faults = watch, faults
+        super().__init__(settings, engines, searcher, questions)
         self._chat = chat
         model = EngineModel(engines, chat.stop_ids, settings.rollout.deadlines.turn_s)
         self._model = WatchedModel(model, token_price, watch)
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._outcomes: list[StepOutcome] = []
-        self._news = asyncio.Event()
-        self._watch, self._faults = watch, faults
+
+    def _cells(self) -> Sandbox:
+        return SimulatedCell(self._faults, self._settings.rollout.python.timeout_s)
 
     async def run(self, lease: Lease) -> StepOutcome:
         """As the real one."""
