@@ -30,7 +30,7 @@ from rollout.coordinator import Coordinator, Halt, Limits, Tally
 from rollout.crew import Crew
 from rollout.endpoint_model import proving_calls
 from rollout.ledger import Ledger
-from rollout.metrics import RunMetrics
+from rollout.metrics import RunMetrics, metrics_address
 from rollout.mirror import mirrored, take_up
 from rollout.notebook import NotebookState
 from rollout.plan import Plan, uses_tools
@@ -73,7 +73,7 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
             run.create(plan.settings, plan.manifest, plan.events, plan.keys, plan.floor(), plan.unused_rows)
             ledger = stack.enter_context(run.ledger())
             status = stack.enter_context(_status(run, plan.settings, stack))
-        status.publish = RunMetrics(plan.manifest.fingerprint).publish
+        status.measure(RunMetrics(plan.manifest.fingerprint).publish, metrics_address())
         reopened = ledger.retry(retry, f"--retry {' '.join(sorted(retry))}").total if retry else 0
         return asyncio.run(_Run(plan, ledger, report, status, reopened).go())
 

@@ -6,6 +6,7 @@ exports it with its prefix, as `ray_pastcast_…`.
 
 from typing import get_args
 
+import ray
 from ray.util.metrics import Counter, Gauge
 
 from cluster.pool_view import EngineState
@@ -94,3 +95,10 @@ class RunMetrics:
             tags = {**self._run, "engine": str(engine.engine), "node": engine.node}
             for name, gauge in self._engines.items():
                 gauge.set(float(getattr(engine, name.removeprefix("pastcast_engine_"))), tags)
+
+
+def metrics_address() -> str:
+    """Where this process's node serves the metrics of this process."""
+    mine = ray.get_runtime_context().get_node_id()
+    node = next(n for n in ray.nodes() if n["NodeID"] == mine)
+    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"

@@ -67,6 +67,8 @@ class RunStatus(Record):
     paused: str
     """Why the pool takes no new step; empty while it does."""
     mirror: MirrorState | None
+    metrics: str
+    """Where the driver's node serves the metrics of this run; empty while there is no Ray session."""
 
 
 class Rate:
@@ -103,14 +105,19 @@ class StatusWriter:
         seconds: Callable[[], float] = monotonic,
         publish: Callable[[RunStatus], None] = lambda _: None,
     ) -> None:
-        """`publish` gets every status that is written, for metrics."""
+        """`publish` gets every status that is written."""
         self._run, self._mirror, self._clock, self._seconds = run, mirror, clock, seconds
         self._fingerprint = run.manifest().fingerprint
         self._began = clock()
         self._rate = Rate()
         self._written = float("-inf")
         self._last: tuple[Progress, PoolView | None] | None = None
-        self.publish = publish
+        self._publish = publish
+        self._metrics = ""
+
+    def measure(self, publish: Callable[[RunStatus], None], address: str) -> None:
+        """From now on every status also becomes metrics, which are served at `address`."""
+        self._publish, self._metrics = publish, address
 
     def tell(self, progress: Progress, pool: PoolView | None) -> None:
         """The run's state now; written if the last one is older than a second."""
@@ -164,12 +171,13 @@ class StatusWriter:
             limit=pool.limit if pool else None,
             paused=pool.paused if pool else "",
             mirror=self._mirror.state() if self._mirror else None,
+            metrics="" if ended else self._metrics,
         )
         text = status.model_dump_json(indent=1)
         self._run.write_status(text)
         if self._mirror is not None:
             self._mirror.note(text)
-        self.publish(status)
+        self._publish(status)
 
 
 class StatusReport(Record):

@@ -73,6 +73,8 @@ def _lines(status: RunStatus) -> list[tuple[str, str]]:
             else "all is shipped"
         )
         lines.append(("mirror", f"{mirror.address}: {behind}" + (f"; {mirror.fault}" if mirror.fault else "")))
+    if status.metrics:
+        lines.append(("metrics", status.metrics))
     return lines
 
 

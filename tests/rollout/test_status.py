@@ -13,7 +13,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import ray
 from hypothesis import given
 from hypothesis import strategies as st
 from mirrored_run import EVERY_KEY, lay, packed
@@ -23,7 +22,7 @@ from cluster.config import RaySettings, RunSettings
 from cluster.failures import DataError
 from cluster.pool_view import EngineView, PoolView
 from cluster.session import start_session
-from rollout.metrics import RunMetrics
+from rollout.metrics import RunMetrics, metrics_address
 from rollout.mirror import Mirror, mirrored
 from rollout.progress import Progress
 from rollout.run import RunDirectory
@@ -218,7 +217,8 @@ def test_the_command_prints_a_page_or_json(run):
 def test_the_metrics_endpoint_of_a_session_shows_the_run(run):
     with start_session(RaySettings(cpus=1)):
         metrics = RunMetrics("f" * 64)
-        writer = Time().writer(run, publish=metrics.publish)
+        writer = Time().writer(run)
+        writer.measure(metrics.publish, metrics_address())
         writer.tell(progress(), POOL)
         wanted = {
             "ray_pastcast_forecasts_done": 10.0,
@@ -230,8 +230,7 @@ def test_the_metrics_endpoint_of_a_session_shows_the_run(run):
             'ray_pastcast_engines{state="RESTARTING"}': 1.0,
             'ray_pastcast_engine_waiting{engine="1"}': 4.0,
         }
-        (node,) = ray.nodes()
-        address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        address = read_status(str(run.path)).status.metrics
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with urllib.request.urlopen(address, timeout=10) as answer:
