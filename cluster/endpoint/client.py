@@ -5,8 +5,11 @@ InfrastructureError; those that would meet every other call too are fatal, so th
 """
 
 import asyncio
+import contextlib
 import datetime as dt
 import logging
+import os
+import platform
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -17,7 +20,7 @@ from cluster.config import EndpointSettings, SamplingSettings
 from cluster.endpoint.answer import Answer, EndpointFault
 from cluster.endpoint.body import ChatCall, estimated_tokens, request_body
 from cluster.endpoint.fault import Fault, FaultKind
-from cluster.endpoint.gate import Permit, Settlement
+from cluster.endpoint.gate import SILENCE_S, Permit, Settlement
 from cluster.endpoint.gatekeeper import Admission
 from cluster.endpoint.prices import TokenCount, price
 from cluster.endpoint.retry import Retries
@@ -28,6 +31,8 @@ from cluster.record import Record
 
 logger = logging.getLogger(__name__)
 
+HEARTBEAT_S = SILENCE_S / 6
+"""How often a worker that has calls says that it lives."""
 SHORTEST_REST_S = 1.0
 """A key that was limited rests at least so long, whatever the server says."""
 
@@ -58,7 +63,11 @@ class Reply(Record):
 class GateService(Protocol):
     """The gatekeeper, here or in its actor."""
 
-    async def admit(self, tokens: int) -> Admission:
+    async def hear(self, holder: str) -> None:
+        """The worker lives."""
+        ...
+
+    async def admit(self, tokens: int, holder: str) -> Admission:
         """Waits for a turn. Raises InfrastructureError."""
         ...
 
@@ -73,9 +82,13 @@ class RemoteGate:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    async def admit(self, tokens: int) -> Admission:
+    async def hear(self, holder: str) -> None:
+        """The worker lives."""
+        await self._ask(self._actor.hear.remote(holder))
+
+    async def admit(self, tokens: int, holder: str) -> Admission:
         """Waits for a turn."""
-        admission: Admission = await self._ask(self._actor.admit.remote(tokens))
+        admission: Admission = await self._ask(self._actor.admit.remote(tokens, holder))
         return admission
 
     async def settle(self, permit: Permit, how: Settlement) -> float | None:
@@ -116,10 +129,29 @@ class EndpointClient:
         self._transport = Transport(settings, now)
         self._clock, self._sleep = clock, sleep
         self._uncounted = False
+        self._holder = f"{platform.node()}/{os.getpid()}"
+        self._calls = 0
+        self._heart: asyncio.Task[None] | None = None
         self._returning: set[asyncio.Future[float | None]] = set()
 
     async def complete(self, call: ChatCall) -> Reply:
         """One completion. Raises InfrastructureError when the attempt must be repeated, or cannot be."""
+        self._calls += 1
+        if self._heart is None or self._heart.done():
+            self._heart = asyncio.create_task(self._beat())
+        try:
+            return await self._complete(call)
+        finally:
+            self._calls -= 1
+
+    async def _beat(self) -> None:
+        """Say that this worker lives while it has calls; if nobody can be told, the calls find out."""
+        while self._calls:
+            with contextlib.suppress(InfrastructureError):
+                await self._gate.hear(self._holder)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _complete(self, call: ChatCall) -> Reply:
         body = request_body(call, self._settings, self._sampling)
         tokens = estimated_tokens(call)
         retries = Retries(self._settings)
@@ -171,10 +203,12 @@ class EndpointClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._heart is not None:
+            self._heart.cancel()
         await self._transport.close()
 
     async def _admit(self, tokens: int) -> Admission:
-        asking = asyncio.ensure_future(self._gate.admit(tokens))
+        asking = asyncio.ensure_future(self._gate.admit(tokens, self._holder))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:

@@ -1,6 +1,7 @@
 """Which request may start now: keys, rates and the bound on requests in flight, as one pure state machine.
 
-Every permit ends once: when its request is settled, or when its lease runs out because the worker that held it died.
+Every permit ends once: when its request is settled, when its lease runs out, or when its holder, a worker, has been silent for
+so long that it must be dead.
 The state machine knows neither secrets nor clocks: keys are numbers, and every question brings the time.
 """
 
@@ -14,6 +15,8 @@ from cluster.record import Record
 
 LEASE_MARGIN_S = 60.0
 """How much longer than the longest call a permit lives that nobody settles."""
+SILENCE_S = 60.0
+"""A worker from which nothing was heard for so long is dead, and what it holds is free again."""
 
 Verdict = Literal["answered", "limited", "refused", "failed"]
 """`limited`: the key must rest. `refused`: the key is not accepted. `failed`: anything else, abandoned calls included."""
@@ -24,6 +27,8 @@ class Permit(Record):
 
     number: int
     key: int
+    holder: str = ""
+    """The worker."""
 
 
 class Settlement(Record):
@@ -60,7 +65,8 @@ class Gate:
         self._rates = RateLimit(settings.requests_per_minute, settings.tokens_per_minute)
         self._parallel = settings.parallel
         self._lease_s = settings.call_timeout_s + LEASE_MARGIN_S
-        self._running: dict[int, tuple[int, float]] = {}
+        self._running: dict[int, tuple[Permit, float]] = {}
+        self._heard: dict[str, float] = {}
         self._numbers = 0
 
     @property
@@ -68,8 +74,16 @@ class Gate:
         """Requests in flight."""
         return len(self._running)
 
-    def ask(self, now: float, tokens: int) -> Permit | Delay | NoKey:
-        """A permit for a request of about so many tokens, or why there is none now."""
+    def hear(self, now: float, holder: str) -> None:
+        """The worker lives."""
+        self._heard[holder] = now
+
+    def lives(self, now: float, holder: str) -> bool:
+        """Whether something was heard of the worker lately."""
+        return self._heard.get(holder, now) + SILENCE_S > now
+
+    def ask(self, now: float, tokens: int, holder: str = "") -> Permit | Delay | NoKey:
+        """A permit for a worker's request of about so many tokens, or why there is none now."""
         self._expire(now)
         if self._keys.spent:
             return NoKey(tuple(self._keys.refusals))
@@ -84,8 +98,9 @@ class Gate:
         self._numbers += 1
         self._keys.start(key)
         self._rates.start(self._numbers, now, tokens)
-        self._running[self._numbers] = (key, now + self._lease_s)
-        return Permit(number=self._numbers, key=key)
+        permit = Permit(number=self._numbers, key=key, holder=holder)
+        self._running[permit.number] = (permit, now + self._lease_s)
+        return permit
 
     def settle(self, now: float, permit: Permit, how: Settlement) -> None:
         """A request has ended. Without effect for a permit that was settled, or whose lease ran out."""
@@ -110,9 +125,14 @@ class Gate:
         return 0.0 if self._keys.pick(now) is not None else self._keys.wait_s(now)
 
     def _expire(self, now: float) -> None:
-        for number in [n for n, (_, until) in self._running.items() if until <= now]:
-            key, _ = self._running.pop(number)
-            self._keys.end(key)
+        for permit in [p for p, _ in self._running.values() if self._expiry(p) <= now]:
+            del self._running[permit.number]
+            self._keys.end(permit.key)
 
     def _first_expiry(self, now: float) -> float | None:
-        return min((until - now for _, until in self._running.values()), default=None)
+        return min((self._expiry(permit) - now for permit, _ in self._running.values()), default=None)
+
+    def _expiry(self, permit: Permit) -> float:
+        _, until = self._running[permit.number]
+        heard = self._heard.get(permit.holder)
+        return until if heard is None else min(until, heard + SILENCE_S)

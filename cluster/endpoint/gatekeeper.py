@@ -61,7 +61,7 @@ class Gatekeeper:
         self._settings, self._clock = settings, clock
         self._keys: tuple[SecretStr, ...] = ()
         self._gate = Gate(0, settings)
-        self._line: deque[tuple[int, asyncio.Future[Admission]]] = deque()
+        self._line: deque[tuple[int, str, asyncio.Future[Admission]]] = deque()
         self._changed = asyncio.Event()
         self._usher: asyncio.Task[None] | None = None
 
@@ -70,10 +70,18 @@ class Gatekeeper:
         self._keys = tuple(keys)
         self._gate = Gate(len(self._keys), self._settings)
 
-    async def admit(self, tokens: int) -> Admission:
-        """Waits for its turn. Raises InfrastructureError `endpoint-auth`, which is fatal, when every key was refused."""
+    async def hear(self, holder: str) -> None:
+        """The worker lives; to be said every few seconds while it has calls."""
+        self._gate.hear(self._clock(), holder)
+
+    async def admit(self, tokens: int, holder: str = "") -> Admission:
+        """Waits for its turn; those of a worker that fell silent are skipped.
+
+        Raises InfrastructureError `endpoint-auth`, which is fatal, when every key was refused.
+        """
+        self._gate.hear(self._clock(), holder)
         turn: asyncio.Future[Admission] = asyncio.get_running_loop().create_future()
-        self._line.append((tokens, turn))
+        self._line.append((tokens, holder, turn))
         self._changed.set()
         if self._usher is None or self._usher.done():
             self._usher = asyncio.create_task(self._serve())
@@ -98,12 +106,18 @@ class Gatekeeper:
     async def _serve(self) -> None:
         """Admit whoever is first in line until nobody is."""
         while self._line:
-            tokens, turn = self._line[0]
+            tokens, holder, turn = self._line[0]
             if turn.done():
                 self._line.popleft()
                 continue
+            if not self._gate.lives(self._clock(), holder):
+                self._line.popleft()
+                turn.set_exception(
+                    InfrastructureError("endpoint-silent", f"nothing was heard of worker {holder} for long")
+                )
+                continue
             self._changed.clear()
-            found = self._gate.ask(self._clock(), tokens)
+            found = self._gate.ask(self._clock(), tokens, holder)
             if isinstance(found, Delay):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), found.seconds)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cluster.config import EndpointSettings, PriceSettings
 from cluster.endpoint.fault import of_body, of_status, retry_after_seconds
-from cluster.endpoint.gate import LEASE_MARGIN_S, Delay, Gate, NoKey, Permit, Settlement
+from cluster.endpoint.gate import LEASE_MARGIN_S, SILENCE_S, Delay, Gate, NoKey, Permit, Settlement
 from cluster.endpoint.gatekeeper import NO_KEY, Gatekeeper, read_keys
 from cluster.endpoint.keys import KeyPool
 from cluster.endpoint.prices import TokenCount, price
@@ -120,6 +120,36 @@ def test_permits_are_bounded_and_a_dead_workers_permit_runs_out():
     assert limited.running == 2
 
 
+def test_what_a_silent_worker_holds_is_free_again_and_its_turns_are_skipped():
+    limited = gate(parallel=2)
+    for holder in ("dead", "alive"):
+        limited.hear(0.0, holder)
+        assert isinstance(limited.ask(0.0, 1, holder), Permit)
+    limited.hear(40.0, "alive")
+    assert limited.ask(50.0, 1, "alive") == Delay(SILENCE_S - 50)
+    assert isinstance(limited.ask(SILENCE_S, 1, "alive"), Permit)
+    assert limited.running == 2
+    assert (limited.lives(SILENCE_S, "dead"), limited.lives(SILENCE_S, "alive")) == (False, True)
+
+    async def run() -> int:
+        now = [0.0]
+        keeper = Gatekeeper(EndpointSettings(parallel=1), lambda: now[0])
+        await keeper.open((NO_KEY,))
+        await keeper.admit(1, "dead")
+        orphans = [asyncio.create_task(keeper.admit(1, "dead")) for _ in range(50)]
+        waiting = asyncio.create_task(keeper.admit(1, "alive"))
+        await asyncio.sleep(0)
+        now[0] = SILENCE_S
+        await keeper.hear("alive")
+        keeper._changed.set()
+        admission = await asyncio.wait_for(waiting, 5)
+        lost = await asyncio.gather(*orphans, return_exceptions=True)
+        assert {e.reason for e in lost} == {"endpoint-silent"}
+        return admission.permit.number
+
+    assert asyncio.run(run()) == 2
+
+
 def test_a_gate_without_keys_left_says_why():
     two = gate(2)
     for why in ("HTTP 401", "HTTP 403"):
@@ -148,7 +178,7 @@ def test_rates_hold_over_all_that_ask_and_in_the_order_in_which_they_asked():
         admitted: list[int] = []
 
         async def ask(number: int) -> None:
-            await keeper.admit(1)
+            await keeper.admit(1, "worker")
             admitted.append(number)
 
         tasks = [asyncio.create_task(ask(i)) for i in range(6)]
@@ -156,6 +186,7 @@ def test_rates_hold_over_all_that_ask_and_in_the_order_in_which_they_asked():
             await asyncio.sleep(0.01)
             assert len(admitted) == 2 * (minute + 1)
             now[0] += WINDOW_S
+            await keeper.hear("worker")
             keeper._changed.set()
         await asyncio.gather(*tasks)
         return admitted
