@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-FIRST_ROWS = 128
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """How many rows blocks have."""
+
+    most: int
+    first: int = 128
+    growth: int = 2
 
 
 @dataclass(frozen=True)
@@ -23,14 +30,14 @@ class Block:
     """Indices into the batch, at least one."""
 
 
-def blocks(ranges: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
-    """Blocks of at most `block_rows` rows that cover each of the ranges [low, high), int64 [q, 2], and no row that none covers."""
+def blocks(ranges: NDArray[np.int64], sizes: BlockSizes) -> Iterator[Block]:
+    """Blocks of at most `sizes.most` rows that cover each of the ranges [low, high), int64 [q, 2], and no row that none covers."""
     order = np.argsort(ranges[:, 1], kind="stable")
     order = order[ranges[order, 0] < ranges[order, 1]]
     if not len(order):
         return
     lows, highs = ranges[order, 0], ranges[order, 1]
-    start, size = int(lows.min()), min(FIRST_ROWS, block_rows)
+    start, size = int(lows.min()), min(sizes.first, sizes.most)
     while start < highs[-1]:
         stop = start + size
         meets = (highs > start) & (lows < stop)
@@ -40,4 +47,4 @@ def blocks(ranges: NDArray[np.int64], block_rows: int) -> Iterator[Block]:
             start = stop
         else:
             start = int(lows[lows >= stop].min())  # nobody asks for the rows between
-        size = min(2 * size, block_rows)
+        size = min(sizes.growth * size, sizes.most)

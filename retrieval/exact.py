@@ -97,7 +97,7 @@ def _search(
     """Answers, empty for queries that `settle` gave up, and the indices of these."""
     prepared = kernel.prepared(queries)
     candidates = Candidates(ranges, k, prepared.bound, max(_CROWD, 2 * k), settle)
-    todo = blocks(ranges, kernel.block_rows)
+    todo = blocks(ranges, kernel.sizes)
     turn = threading.Lock()
 
     def work() -> None:

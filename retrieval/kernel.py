@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.blocks import Block
+from retrieval.blocks import Block, BlockSizes
 from retrieval.bounds import Bound
 from retrieval.candidates import Found
 from retrieval.mask import Vectors
@@ -31,8 +31,8 @@ class Prepared(Protocol):
 class Kernel(Protocol):
     """The rows of one shard."""
 
-    block_rows: int
-    """Rows per block."""
+    sizes: BlockSizes
+    """Of the blocks that it multiplies best."""
 
     def prepared(self, queries: Vectors) -> Prepared:
         """The batch; `queries`: finite float32 [q, dimension], at least one."""

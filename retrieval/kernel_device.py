@@ -8,15 +8,15 @@ from typing import Any, Literal
 import numpy as np
 
 from cluster.failures import SettingsError
-from retrieval.blocks import Block
+from retrieval.blocks import Block, BlockSizes
 from retrieval.bounds import Bound, Norms, bf16_bound, f32_bound
 from retrieval.candidates import Found
 from retrieval.half import Half, from_half, to_half
 from retrieval.mask import Vectors
 from retrieval.workers import Workers
 
-_BLOCK_BYTES = 512 << 20
-"""Of a block: enough that its product hides the launches around it."""
+_BLOCK_BYTES = 2 << 30
+"""Of a block: enough that its product hides the launches around it. A few blocks make a shard."""
 
 _UPLOAD_ROWS = 65_536
 
@@ -51,7 +51,8 @@ class DeviceKernel:
             self._rows[start : start + len(part)] = part.view(kind)
         self._norms = norms
         self._device = device
-        self.block_rows = block_rows or max(4_096, _BLOCK_BYTES // (rows.itemsize * rows.shape[1]))
+        most = block_rows or max(4_096, _BLOCK_BYTES // (rows.itemsize * rows.shape[1]))
+        self.sizes = BlockSizes(most, first=1_024, growth=16)
 
     def prepared(self, queries: Vectors) -> "_PreparedDevice":
         """See `Kernel`."""

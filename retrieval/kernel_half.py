@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.blocks import Block
+from retrieval.blocks import Block, BlockSizes
 from retrieval.bounds import Bound, Norms, bf16_bound
 from retrieval.candidates import Found
 from retrieval.half import Half, from_half, to_half
@@ -33,7 +33,7 @@ class HalfKernel:
 
         self._rows = torch.from_numpy(half.view(np.int16)).view(torch.bfloat16)
         self._norms = norms
-        self.block_rows = block_rows or max(128, _BLOCK_BYTES // (2 * half.shape[1]) // 128 * 128)
+        self.sizes = BlockSizes(block_rows or max(128, _BLOCK_BYTES // (2 * half.shape[1]) // 128 * 128))
 
     def prepared(self, queries: Vectors) -> "_PreparedHalf":
         """See `Kernel`."""

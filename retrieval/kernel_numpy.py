@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.blocks import Block
+from retrieval.blocks import Block, BlockSizes
 from retrieval.bounds import Bound, Norms, f32_bound
 from retrieval.candidates import Found
 from retrieval.kernel import at_least, positions
@@ -27,7 +27,7 @@ class NumpyKernel:
         """`vectors`: float32 [n, dimension], finite, C-ordered; kept, not copied."""
         self._vectors = vectors
         self._norms = norms
-        self.block_rows = block_rows or max(128, _BLOCK_BYTES // (4 * vectors.shape[1]) // 128 * 128)
+        self.sizes = BlockSizes(block_rows or max(128, _BLOCK_BYTES // (4 * vectors.shape[1]) // 128 * 128))
 
     def prepared(self, queries: Vectors) -> "_PreparedNumpy":
         """See `Kernel`."""
