@@ -69,8 +69,10 @@ class Sitting:
     async def run(self) -> Halt:
         """Until the coordinator halts. Raises what the ledger raises when it cannot be written."""
         try:
+            workers = await self._crew.assemble()
+            # Only from here on there is something to finish: before, a signal ends the process.
             with self._signals():
-                for number in await self._crew.assemble():
+                for number in workers:
                     self._seat(number)
                 if self._view is not None:
                     self._spawn(self._watch(self._view))
