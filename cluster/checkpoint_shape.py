@@ -1,4 +1,7 @@
-"""Whether two checkpoints are the same model with other numbers, told from their headers without reading a weight."""
+"""What a checkpoint's headers tell without reading a weight: whether it is whole, and whether another has the same shape.
+
+vLLM 0.31 does not notice most tensors that a checkpoint lacks and serves whatever the memory held in their place.
+"""
 
 import json
 import struct
@@ -14,6 +17,39 @@ def same_shape(one: Path, other: Path) -> bool:
         return False
     tensors = _tensors(one)
     return bool(tensors) and tensors == _tensors(other)
+
+
+def incomplete(folder: Path) -> str:
+    """What a checkpoint lacks of what it says of itself: a file cut short, a tensor that its index names; empty if nothing."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            opening = stream.read(8)
+            length = struct.unpack("<Q", opening)[0] if len(opening) == 8 else file.stat().st_size
+            if 8 + length > file.stat().st_size:
+                return f"{file.name} is cut short within its header"
+            header = json.loads(stream.read(length))
+        ends = [t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"]
+        if file.stat().st_size < 8 + length + max(ends, default=0):
+            return f"{file.name} is cut short: {file.stat().st_size} bytes of {8 + length + max(ends)}"
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        named = json.loads(index.read_text())["weight_map"].keys()
+        if lacking := sorted(named - _tensors(folder).keys()):
+            return f"{len(lacking)} tensor(s) that its index names are in no file: {_first(lacking)}"
+    return ""
+
+
+def lost_tensors(old: Path, new: Path) -> str:
+    """Tensors that `new` lacks although its configuration is that of `old`; empty if none, or if that cannot be told."""
+    if _config(old) != _config(new):
+        return ""
+    # Tied to the embeddings, it may be saved or not.
+    lacking = sorted(_tensors(old).keys() - _tensors(new).keys() - {"lm_head.weight"})
+    return f"{len(lacking)} tensor(s) of this configuration are missing: {_first(lacking)}" if lacking else ""
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 
 from cluster.adapters import AdapterError, AdapterShelf, check_adapter, with_adapter
 from cluster.call import EngineCall, EngineFacts, EngineFigures, EngineOutput, ids_digest, tokens_allowed
-from cluster.checkpoint_shape import same_shape
+from cluster.checkpoint_shape import incomplete, lost_tensors, same_shape
 from cluster.clock import monotonic
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.environment import process_environment
@@ -42,8 +42,8 @@ class EngineActor:
     ) -> None:
         """Blocks until the engine can serve.
 
-        Raises InfrastructureError `other-weights` unless the folder at `path` has the fingerprint `weights`, `engine-start`
-        with vLLM's reason when it cannot load it.
+        Raises InfrastructureError `other-weights` unless the folder at `path` has the fingerprint `weights`,
+        `weights-incomplete` for a cut checkpoint, `engine-start` with vLLM's reason when it cannot load it.
         """
         self._settings, self._sampling, self._seed = settings, sampling, seed
         self._path, self._weights = path, weights
@@ -218,6 +218,8 @@ class EngineActor:
         weights serve again.
         """
         await asyncio.to_thread(_check_weights, path, weights)
+        if lost := await asyncio.to_thread(lost_tensors, Path(self._path), Path(path)):
+            raise InfrastructureError("reload-failed", f"{path}: {lost}; save the whole model")
         alike = await asyncio.to_thread(same_shape, Path(self._path), Path(path))
         async with self._drained():
             for name in self._shelf.fingerprints(self._weights):
@@ -273,6 +275,9 @@ def _check_weights(path: str, weights: str) -> None:
             f"{path} on node {socket.gethostname()} has the fingerprint {found[:12]}, the run's is {weights[:12]}; "
             "prepare the same model on every node, or name one on shared storage",
         )
+
+    if lack := incomplete(Path(path)):
+        raise InfrastructureError("weights-incomplete", f"{path}: {lack}; copy or save it again")
 
 
 def _take_environment(settings: EngineSettings) -> None:

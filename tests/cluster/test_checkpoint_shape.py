@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cluster.checkpoint_shape import same_shape
+from cluster.checkpoint_shape import incomplete, lost_tensors, same_shape
 
 
 @pytest.fixture
@@ -50,3 +50,26 @@ def test_without_headers_nothing_can_be_told(folder):
     for name in ("one", "other"):
         (folder / name / "model.safetensors").unlink()
     assert not same_shape(folder / "one", folder / "other")
+
+
+def test_a_file_cut_short_anywhere_is_noticed(folder):
+    file = folder / "one" / "model.safetensors"
+    whole = file.read_bytes()
+    assert incomplete(folder / "one") == ""
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        assert "cut short" in incomplete(folder / "one"), length
+
+
+def test_a_tensor_that_the_index_names_and_no_file_holds_is_noticed(folder):
+    index = folder / "one" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "c": "gone.safetensors"}}))
+    assert incomplete(folder / "one") == "1 tensor(s) that its index names are in no file: c"
+
+
+def test_a_checkpoint_that_lacks_tensors_of_its_own_configuration_is_noticed(folder):
+    save_file({"a": torch.zeros(2, 3)}, folder / "other" / "model.safetensors")
+    assert lost_tensors(folder / "one", folder / "other") == "1 tensor(s) of this configuration are missing: b"
+    assert lost_tensors(folder / "other", folder / "one") == ""
+    (folder / "other" / "config.json").write_text(json.dumps({"layers": 2}))
+    assert lost_tensors(folder / "one", folder / "other") == ""

@@ -339,11 +339,16 @@ def test_weights_read_in_place_sample_as_transformers_does_with_them(engine, tmp
     assert gap(BASE) > 3 * gap(path)
 
 
-def test_weights_that_vllm_cannot_load_are_refused_with_its_reason_and_the_old_ones_serve_again(engine, tmp_path):
+def test_weights_that_cannot_be_served_are_refused_with_the_reason_and_the_old_ones_serve_on(engine, tmp_path):
     old = ray.get(engine.facts.remote()).weights
-    path, fingerprint = other_checkpoint(tmp_path / "cut", lambda name, t: None if "layers.7.mlp" in name else t)
-    with pytest.raises(InfrastructureError, match=r"reload-failed: vLLM cannot serve .*cut: .*layers\.7\.mlp"):
-        ray.get(engine.reload.remote(path, fingerprint))
+    lacking = other_checkpoint(tmp_path / "lacking", lambda name, t: None if "layers.7.mlp" in name else t)
+    with pytest.raises(InfrastructureError, match=r"reload-failed: .*3 tensor.*missing: model\.layers\.7\.mlp"):
+        ray.get(engine.reload.remote(*lacking))
+    foreign, _ = other_checkpoint(tmp_path / "foreign", lambda _, t: t)
+    config = (BASE / "config.json").read_text().replace("LlamaForCausalLM", "NoSuchModel")
+    (tmp_path / "foreign" / "config.json").write_text(config)
+    with pytest.raises(InfrastructureError, match=r"reload-failed: vLLM cannot serve .*foreign: .*NoSuchModel"):
+        ray.get(engine.reload.remote(foreign, weights_hash(tmp_path / "foreign")))
     assert ray.get(engine.generate.remote(call(200))).weights == old
 
 
