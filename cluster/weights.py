@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from cluster.adapters import AdapterError, check_adapter, with_adapter
+from cluster.checkpoint_shape import incomplete
 from cluster.failures import SettingsError
 from cluster.fingerprint import weights_hash
 from cluster.record import Record
@@ -34,6 +35,8 @@ def read_weights(path: Path, adapter: Path | None) -> Weights:
     """Fingerprints of what lies there. Raises SettingsError if a folder cannot be what it should be."""
     if not (path / "config.json").is_file():
         raise SettingsError(f"{path} is not a model folder (no config.json); run `make setup` or set model.path")
+    if lack := incomplete(path):
+        raise SettingsError(f"{path}: {lack}; copy or save the model again")
     weights = Weights(path=str(path), base=weights_hash(path))
     if adapter is None:
         return weights

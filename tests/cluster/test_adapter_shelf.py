@@ -39,6 +39,10 @@ def test_folders_that_cannot_be_what_they_should_be_are_refused_before_anything_
     with pytest.raises(SettingsError, match=r"not a model folder.*model\.path"):
         read_weights(tmp_path, None)
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(SettingsError, match=r"model\.safetensors is cut short.*save the model again"):
+        read_weights(tmp_path, None)
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"model\.adapter: .*no adapter_model\.safetensors"):
