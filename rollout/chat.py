@@ -5,13 +5,13 @@ engine returned them and are never tokenized again. Text from articles, programs
 become a control token, so no article can open a turn of its own.
 
 `hermes` is our format: ChatML turns, tools described in the system turn, calls as `<tool_call>{"name": …,
-"arguments": …}</tool_call>`. `template` is the tokenizer's own chat template, where it can say all that a step may have
-to say. `today` is the forecast date: the only day that a format may tell a model.
+"arguments": …}</tool_call>`; a tokenizer without ChatML's tokens gets the same inside the
+turns of its own template. `template` is the tokenizer's own chat template, where it can say all that a step may have to
+say. `today` is the forecast date: the only day that a format may tell a model.
 """
 
 import datetime as dt
 import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +23,11 @@ from rollout.families import chosen_parsers
 from rollout.rendered import RenderedFormat
 from rollout.template import TemplateFormat
 from rollout.tools import ToolSchema
+from rollout.tools_in_words import spoken, tools_note
 from rollout.trajectory import Message
 from rollout.turn_parser import ParsedTurn, TurnParser
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
-CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +86,8 @@ class HermesFormat:
         ids: list[int] = []
         rest = list(messages)
         if tools:
-            lines = "\n".join(tool.summary for tool in tools)
-            note = f'Tools:\n{lines}\nCall one with {CALL_START}{{"name": ..., "arguments": {{...}}}}{CALL_END}'
             first = rest.pop(0) if rest and rest[0].role == "system" else Message(role="system", content="")
-            ids += self._turn("system", f"{first.content}\n\n{note}".strip())
+            ids += self._turn("system", f"{first.content}\n\n{tools_note(tools)}".strip())
         for message in rest:
             ids += self._turn(message.role, message.content)
         return ids + self._begin()
@@ -104,12 +102,7 @@ class HermesFormat:
 
     def assistant(self, message: Message, today: dt.date) -> list[int]:  # noqa: ARG002
         """Text, then calls, then the end of the turn."""
-        calls = [
-            f'{CALL_START}{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}{CALL_END}'
-            for c in message.tool_calls
-        ]
-        text = "\n".join(part for part in (message.content, *calls) if part)
-        return [*self._text(text), self._end]
+        return [*self._text(spoken(message)), self._end]
 
     def parse(self, ids: Sequence[int]) -> ParsedTurn:
         """Decodes without the stop id and parses."""
@@ -142,15 +135,11 @@ def load_chat(
     are those of the template's family, or those of our format. Raises SettingsError that says what the tokenizer or its
     template lacks.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    template = tokenizer.chat_template or ""
+    tokenizer, template = _tokenizer(path)
     if kind != "hermes":
         try:
-            return TemplateFormat(
-                tokenizer, TurnParser(tokenizer, *chosen_parsers(template, tool_parser, reasoning_parser)), identity
-            )
+            parser = TurnParser(tokenizer, *chosen_parsers(template, tool_parser, reasoning_parser))
+            return TemplateFormat(tokenizer, parser, identity)
         except ToolsNotRendered as error:
             if kind == "template":
                 raise
@@ -159,16 +148,33 @@ def load_chat(
             if kind == "template":
                 raise SettingsError(f"{error}; or run with model.transcript=rendered") from error
             logger.warning("%s takes our own chat format: %s", path, error)
-    _, reasoning = chosen_parsers(template, "hermes", reasoning_parser)
-    return HermesFormat(
-        tokenizer, TurnParser(tokenizer, "hermes" if tool_parser == "auto" else tool_parser, reasoning), identity
-    )
+    parser = TurnParser(tokenizer, *_our_parsers(template, tool_parser, reasoning_parser))
+    if IM_START in tokenizer.get_vocab() or not template:
+        return HermesFormat(tokenizer, parser, identity)
+    # Without ChatML's tokens our format stands inside the turns that the model knows.
+    return TemplateFormat(tokenizer, parser, identity, told_in_words=True)
 
 
 def load_rendered(path: Path, tool_parser: str, reasoning_parser: str, identity: str) -> RenderedFormat:
     """The tokenizer's chat template, to be rendered anew each turn. Raises SettingsError as `load_chat`."""
+    tokenizer, template = _tokenizer(path)
+    try:
+        parser = TurnParser(tokenizer, *chosen_parsers(template, tool_parser, reasoning_parser))
+        return RenderedFormat(tokenizer, parser, identity)
+    except ToolsNotRendered as error:
+        logger.info("%s is told of tools in words: %s", path, error)
+    parser = TurnParser(tokenizer, *_our_parsers(template, tool_parser, reasoning_parser))
+    return RenderedFormat(tokenizer, parser, identity, told_in_words=True)
+
+
+def _tokenizer(path: Path) -> tuple[Any, str]:
+    """(tokenizer, its chat template or nothing)."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path)
-    parsers = chosen_parsers(tokenizer.chat_template or "", tool_parser, reasoning_parser)
-    return RenderedFormat(tokenizer, TurnParser(tokenizer, *parsers), identity)
+    return tokenizer, tokenizer.chat_template or ""
+
+
+def _our_parsers(template: str, tool_parser: str, reasoning_parser: str) -> tuple[str, str]:
+    """The parsers of our own way to call tools; whether a model reasons is its template's to say."""
+    return chosen_parsers(template, "hermes" if tool_parser == "auto" else tool_parser, reasoning_parser)

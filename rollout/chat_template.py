@@ -14,10 +14,11 @@ import jinja2
 
 from cluster.failures import SettingsError
 from rollout.tools import TOOLS, ToolSchema
+from rollout.tools_in_words import in_words
 from rollout.trajectory import Message, ToolCall, call_id
 
 _ANY_DAY = dt.date(2001, 2, 3)
-_SYSTEM, _USER = Message(role="system", content="s"), Message(role="user", content="qz4demand")
+_SYSTEM, _USER = Message(role="system", content="qz5system"), Message(role="user", content="qz4demand")
 _THOUGHT = re.compile(r"(?:<think>|\[THINK\])\s*\Z")
 
 
@@ -39,20 +40,32 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 class ChatTemplate:
     """Renders conversations."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        """Raises SettingsError unless the template shows the user's message and the tools."""
+    def __init__(self, tokenizer: Any, told_in_words: bool = False) -> None:
+        """With `told_in_words` tools, calls and results are words of the conversation, for templates that know no tools.
+
+        Raises SettingsError unless the template shows the user's message and the tools.
+        """
         if not tokenizer.chat_template:
             raise SettingsError("the tokenizer has no chat template; set model.chat=hermes")
         self._tokenizer = tokenizer
+        self._in_words = told_in_words
+        self._system = True
+        self._arguments_as_text = False
         self._control = sorted((t for t in tokenizer.get_added_vocab() if t.strip()), key=len, reverse=True)
         self.control = re.compile("|".join(map(re.escape, self._control)) or r"(?!)")
         """Matches a control token."""
+        if told_in_words:
+            self._system = self._takes([_SYSTEM, _USER])
         opening = self.render([_SYSTEM, _USER], tuple(TOOLS.values()), _ANY_DAY)
         if _USER.content not in opening:
             raise SettingsError("the chat template drops the user's message; set model.chat=hermes")
-        if missing := [name for name, tool in TOOLS.items() if tool.description not in opening]:
+        if missing := [
+            t.name for t in TOOLS.values() if (t.summary if told_in_words else t.description) not in opening
+        ]:
             raise ToolsNotRendered(f"the chat template does not render tools (no {missing[0]}); set model.chat=hermes")
-        self._arguments_as_text = not self._takes_objects()
+        # Some templates want a call's arguments as JSON text and not as an object.
+        call = ToolCall(id=call_id(0, 0), name="search", arguments='{"query": "q"}')
+        self._arguments_as_text = not self._takes([_USER, Message(role="assistant", content="", tool_calls=(call,))])
         self.thinking = _THOUGHT.search(opening) is not None
         """Whether it begins an assistant's turn inside a thought."""
 
@@ -60,16 +73,13 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date, generate: bool = True
     ) -> str:
         """A whole conversation; with `generate` up to where the assistant begins. Raises SettingsError if it is refused."""
-        return self.render_plain([self.plain(m) for m in messages], tools, today, generate)
-
-    def render_plain(
-        self, messages: list[dict[str, Any]], tools: Sequence[ToolSchema], today: dt.date, generate: bool
-    ) -> str:
-        """As `render`, for messages as templates take them."""
+        said = [self._harmless(m) for m in messages]
+        if self._in_words:
+            said, tools = in_words(said, tools, self._system), ()
         now = dt.datetime.combine(today, dt.time())
         try:
             text = self._tokenizer.apply_chat_template(
-                messages,
+                [self._plain(m) for m in said],
                 tools=[t.as_function() for t in tools] or None,
                 add_generation_prompt=generate,
                 tokenize=False,
@@ -79,7 +89,7 @@ class ChatTemplate:
                 current_date=today.isoformat(),
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
-            roles = ", ".join(m["role"] for m in messages)
+            roles = ", ".join(m.role for m in said)
             raise SettingsError(f"the chat template refuses {roles}: {type(error).__name__}: {error}") from error
         return str(text)
 
@@ -91,35 +101,42 @@ class ChatTemplate:
         """The text of ids, control tokens included."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def plain(self, message: Message) -> dict[str, Any]:
-        """A message as templates take it, with no control token inside."""
-        plain: dict[str, Any] = {"role": message.role, "content": self._inert(message.content)}
+    def _takes(self, messages: Sequence[Message]) -> bool:
+        """Whether it renders them at all, the instructions included."""
+        try:
+            text = self.render(messages, (), _ANY_DAY, generate=False)
+        except SettingsError:
+            return False
+        return messages[0].content in text
+
+    def _harmless(self, message: Message) -> Message:
+        """The message with no control token inside."""
+        calls = tuple(
+            ToolCall(
+                id=self._inert(call.id),
+                name=self._inert(call.name),
+                # Read first: an escape in JSON could spell a control token.
+                arguments=self._inert(json.dumps(json.loads(call.arguments), ensure_ascii=False)),
+            )
+            for call in message.tool_calls
+        )
+        texts = {name: self._inert(getattr(message, name)) for name in ("content", "reasoning", "call_id", "name")}
+        return message.model_copy(update={**texts, "tool_calls": calls})
+
+    def _plain(self, message: Message) -> dict[str, Any]:
+        """A message as templates take it."""
+        plain: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.reasoning:
-            plain["reasoning_content"] = self._inert(message.reasoning)
+            plain["reasoning_content"] = message.reasoning
         if message.tool_calls:
             plain["tool_calls"] = [self._call(call) for call in message.tool_calls]
         if message.role == "tool":
-            plain |= {"tool_call_id": self._inert(message.call_id), "name": self._inert(message.name)}
+            plain |= {"tool_call_id": message.call_id, "name": message.name}
         return plain
 
-    def _takes_objects(self) -> bool:
-        """Whether a call's arguments are given as an object; some templates want them as JSON text."""
-        self._arguments_as_text = False
-        call = ToolCall(id=call_id(0, 0), name="search", arguments='{"query": "q"}')
-        try:
-            self.render(
-                [_USER, Message(role="assistant", content="", tool_calls=(call,))], (), _ANY_DAY, generate=False
-            )
-        except SettingsError:
-            return False
-        return True
-
     def _call(self, call: ToolCall) -> dict[str, Any]:
-        # Read first: an escape in JSON could spell a control token.
-        arguments = self._inert(json.dumps(json.loads(call.arguments), ensure_ascii=False))
-        written = arguments if self._arguments_as_text else json.loads(arguments)
-        function = {"name": self._inert(call.name), "arguments": written}
-        return {"id": self._inert(call.id), "type": "function", "function": function}
+        arguments = call.arguments if self._arguments_as_text else json.loads(call.arguments)
+        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
     def _inert(self, text: str) -> str:
         """The text with a zero-width space inside every control token that it spells."""

@@ -24,9 +24,9 @@ _USER = Message(role="user", content="qz4demand")
 class RenderedFormat:
     """A chat template that is asked for the whole conversation, every turn."""
 
-    def __init__(self, tokenizer: Any, parser: TurnParser, identity: str = "") -> None:
-        """Raises SettingsError that says what the template cannot do."""
-        self._template = ChatTemplate(tokenizer)
+    def __init__(self, tokenizer: Any, parser: TurnParser, identity: str = "", told_in_words: bool = False) -> None:
+        """With `told_in_words` for templates that know no tools. Raises SettingsError that says what the template cannot do."""
+        self._template = ChatTemplate(tokenizer, told_in_words)
         self._parser = parser
         call = ToolCall(id=call_id(0, 0), name="search", arguments='{"query": "q"}')
         called = (_USER, Message(role="assistant", content="", tool_calls=(call,)))
@@ -50,7 +50,8 @@ class RenderedFormat:
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops - {None}))
         if not self.stop_ids:
             raise SettingsError("neither the chat template nor the tokenizer ends a turn with a token of its own")
-        self.fingerprint = hashlib.sha256(f"rendered-1\0{tokenizer.chat_template}\0{identity}".encode()).hexdigest()
+        way = "rendered-words-1" if told_in_words else "rendered-1"
+        self.fingerprint = hashlib.sha256(f"{way}\0{tokenizer.chat_template}\0{identity}".encode()).hexdigest()
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> list[int]:
         """Ids of the whole conversation, up to where the assistant begins."""

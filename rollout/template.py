@@ -40,9 +40,9 @@ _DEMAND = Message(role="user", content="qz4demand")
 class TemplateFormat:
     """The tokenizer's own chat template, if it says tools, results and demands, and appends them."""
 
-    def __init__(self, tokenizer: Any, parser: TurnParser, identity: str = "") -> None:
-        """Raises SettingsError that says what the template cannot do."""
-        self._template = ChatTemplate(tokenizer)
+    def __init__(self, tokenizer: Any, parser: TurnParser, identity: str = "", told_in_words: bool = False) -> None:
+        """With `told_in_words` for templates that know no tools. Raises SettingsError that says what the template cannot do."""
+        self._template = ChatTemplate(tokenizer, told_in_words)
         self._tokenizer = tokenizer
         self._parser = parser
         self._token = self._template.control
@@ -54,7 +54,8 @@ class TemplateFormat:
         self._check_parser()
         stops = {tokenizer.eos_token_id, *(self._template.encode(end)[0] for end in ends)}
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops - {None}))
-        self.fingerprint = hashlib.sha256(f"template-2\0{tokenizer.chat_template}\0{identity}".encode()).hexdigest()
+        way = "words-1" if told_in_words else "template-2"
+        self.fingerprint = hashlib.sha256(f"{way}\0{tokenizer.chat_template}\0{identity}".encode()).hexdigest()
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> list[int]:
         """As the template renders messages and tool schemas."""
@@ -152,7 +153,7 @@ class TemplateFormat:
         answered: bool = True,
     ) -> str:
         """Text behind the anchor in an assistant's turn that `messages` follow (unless not `answered`)."""
-        said: dict[str, Any] = {"role": "assistant", "content": _ANCHOR}
+        said = Message(role="assistant", content=_ANCHOR)
         if anchoring != "words":
             results = [m for m in messages if m.role == "tool"]
             if anchoring == "call":
@@ -163,10 +164,9 @@ class TemplateFormat:
                 ToolCall(id=m.call_id, name=m.name.replace(_ANCHOR, ""), arguments=json.dumps({"query": q}))
                 for m, q in zip(results, queries, strict=True)
             ]
-            said = self._template.plain(Message(role="assistant", content="", tool_calls=tuple(calls)))
+            said = Message(role="assistant", content="", tool_calls=tuple(calls))
         following = messages if answered else ()
-        plain = [*(self._template.plain(m) for m in before), said, *(self._template.plain(m) for m in following)]
-        whole = self._template.render_plain(plain, tools, today, generate)
+        whole = self._template.render([*before, said, *following], tools, today, generate)
         _, found, behind = whole.partition(_ANCHOR)
         if not found:
             raise SettingsError("the chat template drops what an assistant said or called in an earlier turn")
@@ -178,13 +178,16 @@ class TemplateFormat:
             return
         arguments = {"query": "qz5query", "top_k": 3}
         call = ToolCall(id=call_id(0, 0), name="search", arguments=json.dumps(arguments))
-        begun = self._template.render([_USER], (), _ANY_DAY)
         spoken = Message(role="assistant", content="", tool_calls=(call,))
         whole = self._template.render([_USER, spoken], (), _ANY_DAY, generate=False)
+        begun, thinking = self._template.render([_USER], (), _ANY_DAY), self._template.thinking
+        if not whole.startswith(begun.rstrip()):
+            # It is begun in a thought that is not written down.
+            begun, thinking = self._template.render([_USER], (), _ANY_DAY, generate=False), False
         said = whole[len(_common(begun, whole)) :]
         if self._closing and self._closing in said:
             said = said[: said.rindex(self._closing)]
-        parsed = self._parser.parse(said, self._template.thinking)
+        parsed = self._parser.parse(said, thinking)
         if [(c.name, _json(c.arguments)) for c in parsed.tool_calls] != [("search", arguments)]:
             raise SettingsError(
                 f"the tool parser {self._parser.name} does not read the calls of the chat template, such as {said!r}; set "

@@ -4,6 +4,8 @@ One pool of two small engines serves the whole module.
 """
 
 import asyncio
+import importlib.util
+from pathlib import Path
 
 import pytest
 import ray
@@ -21,7 +23,9 @@ from rollout.coordinator import Commit, Coordinator, Limits, Start
 from rollout.events.world import make_world, write_settings
 from rollout.lease import Lease
 from rollout.ledger import Ledger
+from rollout.packed import unpack_trajectory
 from rollout.plan import make_plan
+from rollout.record import ForecastRecord
 from rollout.worker import Questions, RolloutWorker
 from rollout.write_off import WriteOffs
 
@@ -156,6 +160,37 @@ def test_an_abandoned_step_and_an_overdue_turn_leave_nothing_running_at_the_engi
         return abandoned.failure.reason, overdue.failure.reason
 
     assert asyncio.run(story()) == ("abandoned", "engine-time-out")
+
+
+def test_a_chat_that_cannot_append_is_rendered_anew_and_every_prompt_is_kept_as_sent(plan, pool, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_path(plan.settings.model.path))
+    bundled = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates/qwen2_5.jinja"
+    tokenizer.chat_template = bundled.read_text() + "{{ messages | length }}:"
+    tokenizer.save_pretrained(tmp_path)
+    model = plan.settings.model.model_copy(update={"path": str(tmp_path), "transcript": "rendered"})
+    settings = plan.settings.model_copy(update={"model": model})
+    recorder = Recorder(pool.client())
+    searcher = LocalSearcher(Library.open(plan.settings.index.directory), open_encoder("hashing", 8))
+    worker = RolloutWorker(settings, recorder, searcher, Questions.of(plan.events, settings))
+    keys = [k for k in plan.keys if k.mode == "memory-free"]
+
+    async def run_all():
+        leases = [Lease(number=i, key=key, attempt=1, carried=None, last=True) for i, key in enumerate(keys)]
+        return await asyncio.gather(*map(worker.run, leases))
+
+    outcomes = asyncio.run(run_all())
+    assert [o.failure for o in outcomes] == [None] * len(keys)
+    sent = []
+    for outcome in outcomes:
+        trajectory = unpack_trajectory(outcome.packed.trajectory)
+        assert (
+            trajectory.transcript == ForecastRecord.model_validate_json(outcome.packed.record).transcript == "rendered"
+        )
+        sent += [(t.prompt_ids, t.sampled_ids, t.engine) for t in trajectory.turns]
+    assert sorted(sent) == sorted(call for calls in recorder.calls.values() for call in calls)
+    assert len(sent) > len(keys), "some step took a second turn"
 
 
 def test_logprobs_are_those_that_transformers_gives_the_sampled_ids(plan, pool):

@@ -17,9 +17,11 @@ import pytest
 from cluster.failures import SettingsError
 from cluster.home import model_path
 from rollout.chat import TemplateFormat, load_chat, load_rendered
+from rollout.chat_template import ToolsNotRendered
 from rollout.families import FAMILIES, chosen_parsers, family_of
 from rollout.rendered import RenderedFormat
 from rollout.tools import TOOLS
+from rollout.tools_in_words import spoken
 from rollout.trajectory import Message, ToolCall, call_id
 from rollout.turn_parser import TurnParser
 
@@ -295,3 +297,72 @@ def test_a_template_that_cannot_append_is_refused_and_can_be_rendered(smollm, tm
     with pytest.raises(SettingsError, match=r"depends on what stands before.*model\.transcript=rendered"):
         load_chat(tmp_path, "template", "auto", "auto", "x")
     assert isinstance(load_rendered(tmp_path, "auto", "auto", "x"), RenderedFormat)
+
+
+TOOLLESS = ("cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "gemma", "gemma3", "llama3", "phi3", "phi3_5")
+"""Shipped templates that know no tools, of models without ChatML's tokens (Gemma's has no system turn either)."""
+
+
+@pytest.mark.parametrize("name", TOOLLESS)
+def test_a_template_without_tools_carries_ours_in_its_own_turns(smollm, name, tmp_path):
+    own = copy.deepcopy(smollm)
+    own.chat_template = shipped(name)
+    found = set(CONTROL.findall(own.chat_template)) | {"<start_of_turn>", "<end_of_turn>", "<think>", "</think>"}
+    own.add_tokens(sorted(found), special_tokens=True)
+    from tokenizers.decoders import ByteLevel
+
+    own.backend_tokenizer.decoder = ByteLevel()
+    with pytest.raises(ToolsNotRendered) if name != "gemma" else pytest.raises(SettingsError):
+        TemplateFormat(own, TurnParser(own, "hermes", ""))
+    chat = TemplateFormat(
+        own, TurnParser(own, *chosen_parsers(own.chat_template, "hermes", "auto")), told_in_words=True
+    )
+    opening = [Message(role="system", content="Be exact."), Message(role="user", content="Who wins?")]
+    called = ToolCall(id=call_id(0, 0), name="search", arguments=ARGUMENTS)
+    looks = Message(role="assistant", content="I look.", tool_calls=(called,))
+    result = Message(role="tool", content="found it<end_of_turn>", call_id=called.id, name="search")
+    demand = Message(role="user", content="No more tools.")
+    ids = chat.open(opening, list(TOOLS.values()), DAY)
+    text = own.decode(ids)
+    assert [text.count(t.summary) for t in TOOLS.values()] == [1, 1, 1]
+    assert text.index("Be exact.") < text.index("Who wins?")
+    thought = "Hm.</think>\n\n" if chat._template.thinking else ""
+    sampled = [*own.encode(thought + spoken(looks), add_special_tokens=False), chat.stop_ids[-1]]
+    parsed = chat.parse(sampled)
+    assert [(c.name, json.loads(c.arguments)) for c in parsed.tool_calls] == [("search", json.loads(ARGUMENTS))]
+    ids += sampled
+    added = chat.extend([result, demand], ids[-1], DAY)
+    said = own.decode(added)
+    assert (
+        said.index("<tool_response>") < said.index("found it") < said.index("</tool_response>") < said.index("No more")
+    )
+    assert "Be exact." not in said
+    harmless = chat.extend([result.model_copy(update={"content": "found it"}), demand], ids[-1], DAY)
+    control = own.convert_tokens_to_ids(sorted(found))
+    assert [i for i in added if i in control] == [i for i in harmless if i in control]
+    answered = chat.parse(own.encode(f'{thought}<answer>{{"Yes": 1}}</answer>', add_special_tokens=False))
+    assert (answered.text, answered.tool_calls) == ('<answer>{"Yes": 1}</answer>', ())
+
+
+def test_auto_puts_our_tools_into_the_turns_of_a_model_without_chatml(smollm, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    backend = json.loads(smollm.backend_tokenizer.to_str().replace("<|im_", "<|turn_"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    own = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|endoftext|>")
+    own.chat_template = (
+        "{% for m in messages %}<|turn_start|>{{ m.role }}\n{{ m.content }}<|turn_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|turn_start|>assistant\n{% endif %}"
+    )
+    own.save_pretrained(tmp_path)
+    for kind in ("auto", "hermes"):
+        chat = load_chat(tmp_path, kind, "auto", "auto", "x")
+        assert isinstance(chat, TemplateFormat)
+        text = own.decode(chat.open([Message(role="user", content="Who wins?")], list(TOOLS.values()), DAY))
+        assert TOOLS["search"].summary in text
+    with pytest.raises(SettingsError, match="does not render tools"):
+        load_chat(tmp_path, "template", "auto", "auto", "x")
+    rendered = load_rendered(tmp_path, "auto", "auto", "x")
+    assert TOOLS["search"].summary in own.decode(
+        rendered.render([Message(role="user", content="Who wins?")], list(TOOLS.values()), DAY)
+    )
