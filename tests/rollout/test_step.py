@@ -5,7 +5,7 @@ import importlib.util
 import itertools
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from cluster.home import model_path
 from retrieval.article import Article, Hit
 from rollout.audit import Exchange, faults
 from rollout.chat import HermesFormat, TemplateFormat, TurnParser
-from rollout.dialogue import TokenDialogue
+from rollout.dialogue import MessageDialogue, TokenDialogue
 from rollout.events.event import EventPrompt
 from rollout.ledger import Ledger
 from rollout.model import Completion, SampleRequest
@@ -27,7 +27,7 @@ from rollout.packed import pack
 from rollout.record import MODES, ForecastKey, ForecastRecord
 from rollout.rendered import RenderedDialogue, RenderedFormat
 from rollout.sandbox import CellResult
-from rollout.step import ANSWER_RESERVE, Sample, StepTask, UseTools, forecast_step
+from rollout.step import ANSWER_RESERVE, Sample, StepTask, UseTools, fair_share, forecast_step
 from rollout.tools import TOOLS, Read, Search, not_returned, python_result, read_result, search_result
 from rollout.trajectory import Message, ToolResult, Trajectory
 
@@ -120,8 +120,10 @@ class Play:
 
     record: ForecastRecord
     trajectory: Trajectory
-    requests: list[SampleRequest] = field(default_factory=list)
-    ran: list[object] = field(default_factory=list)
+    requests: list[SampleRequest]
+    ran: list[object]
+    task: StepTask
+    dialogue: TokenDialogue | RenderedDialogue
 
 
 def play(chat, script, *, mode="memory-free", limit=4000, carried=None, tick=0.0, max_tokens=400, **budget) -> Play:
@@ -178,7 +180,7 @@ def play(chat, script, *, mode="memory-free", limit=4000, carried=None, tick=0.0
         record, trajectory = end.value
     assert faults(trajectory, exchanges, chat, DAY) == []
     check(record, trajectory, requests, seen)
-    return Play(record, trajectory, requests, ran)
+    return Play(record, trajectory, requests, ran, task, dialogue)
 
 
 def run(want) -> ToolResult:
@@ -408,6 +410,102 @@ def test_a_result_is_tokenized_once_and_again_only_when_it_changes(hermes, monke
     searched = [text for text in tokenized if text.startswith("[a-0]")]
     assert len(searched) == 2, "two searches, each once"
     assert len(tokenized) < 12
+
+
+def test_what_is_left_is_said_below_the_results_and_the_last_turn_is_announced(hermes):
+    found = play(hermes, [Said(SEARCH), Said(SEARCH * 2), Said(SEARCH), Said(ANSWER)], iterations=3, calls=9)
+    assert notices(found) == [
+        "",
+        "[2 turns with tools left, 8 calls]",
+        "[last turn with tools, 6 calls left]",
+        "",
+    ]
+    assert demanded(found) == [3]
+    assert "Budget: 3 turns with tools, 9 calls" in found.requests[0].messages[-1].content
+
+
+def test_the_last_call_is_announced_as_the_last_turn(hermes):
+    found = play(hermes, [Said(SEARCH), Said(SEARCH), Said(ANSWER)], iterations=9, calls=2)
+    assert notices(found) == ["", "[last turn with tools, 1 call left]", ""]
+    assert demanded(found) == [2]
+
+
+def test_an_end_that_time_or_context_may_bring_is_announced(hermes):
+    # The turn took 10 s and fewer than that are left.
+    found = play(hermes, [Said(SEARCH), Said(SEARCH), Said(ANSWER)], tick=10.0, seconds=55.0)
+    assert notices(found)[1] == "[hardly any time left: this may be the last turn with tools]"
+    opening = len(play(hermes, [Said(ANSWER)]).requests[0].prompt_ids)
+    found = play(hermes, [Said(SEARCH), Said(ANSWER)], limit=opening + ANSWER_RESERVE + 400 + 250)
+    assert notices(found)[1] == "[hardly any room left: this may be the last turn with tools]"
+
+
+def test_a_model_that_reads_messages_is_told_the_same(hermes):
+    found = play(hermes, [Said(SEARCH), Said(call("browse", {})), Said("Hm."), Said(ANSWER)], limit=9000)
+    step = forecast_step(found.task, MessageDialogue(), lambda: 0.0)
+    answer, messages = None, ()
+    turns = iter(found.trajectory.turns)
+    try:
+        while True:
+            want = step.send(answer)
+            if isinstance(want, UseTools):
+                answer = tuple(run(w) for w in want.wants)
+                continue
+            messages = want.request.messages
+            turn = next(turns)
+            answer = Completion(text=turn.text, tool_calls=turn.tool_calls)
+    except StopIteration as end:
+        record, trajectory = end.value
+    assert record.transcript == trajectory.transcript == "messages"
+    assert messages == found.requests[-1].messages
+
+
+def test_results_are_bounded_in_tokens_and_what_was_cut_is_said_and_counted(hermes):
+    said = call("scrape", {"article_id": "a-1"}) + call("python", {"code": "7"}) + SEARCH
+    found = play(
+        hermes, [Said(said), Said(ANSWER)], limit=9000, tool_output_tokens=60, python_output_tokens=40, calls=9
+    )
+    scraped, ran, searched = found.trajectory.turns[0].results
+    size = found.dialogue.tokens
+    assert 40 < size(scraped.text) <= 60
+    assert 40 < size(searched.text) <= 60
+    assert 20 < size(ran.text) <= 40
+    assert ran.text.startswith("7\n")
+    assert ran.text.endswith("7")
+    assert f"\n[cut: {ran.cut_characters} characters]\n" in ran.text
+    assert [r.text.count("[cut: ") for r in (scraped, ran, searched)] == [1, 1, 1]
+    assert found.record.usage.cut_characters == {r.name: r.cut_characters for r in (scraped, ran, searched)}
+
+
+def test_a_notebook_is_bounded_in_tokens(hermes):
+    said = [Said(NOTEBOOK + ANSWER)]
+    assert play(hermes, said, mode="memory-on", notebook_tokens=60).record.notebook.status == "valid"
+    refused = play(hermes, said, mode="memory-on", notebook_tokens=10).record.notebook
+    assert (refused.status, "at most 10" in refused.why) == ("invalid", True)
+
+
+def test_malformed_calls_are_counted_by_kind(hermes):
+    script = [
+        Said("<tool_call>{oops</tool_call>"),
+        Said('<tool_call>{"name": "search", "argum', "length"),
+        Said(call("search", "bridge")),
+        Said(call("search", {})),
+        Said(ANSWER),
+    ]
+    found = play(hermes, script, iterations=9, calls=9)
+    assert found.record.usage.malformed_calls == {"bad-json": 1, "cut-off": 1}
+    assert found.record.usage.tool_errors == {"bad-json": 1, "cut-off": 1, "bad-arguments": 2}
+    assert len(tool_text(found)) == 4
+    assert found.record.failure is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(sizes=st.lists(st.integers(0, 500), max_size=6), room=st.integers(-50, 1500))
+def test_a_fair_share_fits_and_could_not_be_larger(sizes, room):
+    level = fair_share(sizes, room)
+    fits = max(0, room)
+    assert sum(min(size, level) for size in sizes) <= fits
+    if any(size > level for size in sizes):
+        assert sum(min(size, level + 1) for size in sizes) > fits
 
 
 def test_a_mode_without_tools_offers_none_and_refuses_calls(hermes):
