@@ -62,7 +62,7 @@ def played():
         max_tokens=100,
     )
     _, trajectory = asyncio.run(
-        drive(forecast_step(task, TokenDialogue(chat, 2000), lambda: 0.0), model, None, "s", True, 60.0)
+        drive(forecast_step(task, TokenDialogue(chat, 2000), lambda: 0.0), model, None, "s", True)
     )
     return chat, trajectory, tuple(model.exchanges)
 

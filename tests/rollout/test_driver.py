@@ -84,7 +84,7 @@ def test_a_dead_index_fails_the_attempt_and_the_model_is_not_asked_again():
     model = Scripted(called("search", query="x"), ANSWER)
     running = step()
     with pytest.raises(InfrastructureError, match="shard-lost"):
-        asyncio.run(drive(running, model, tools(Index(InfrastructureError("shard-lost", "gone"))), "s", True, 60.0))
+        asyncio.run(drive(running, model, tools(Index(InfrastructureError("shard-lost", "gone"))), "s", True))
     assert len(model.requests) == 1
     assert model.released == ["s"]
     with pytest.raises(StopIteration):
@@ -97,14 +97,14 @@ def test_a_cell_that_cannot_start_fails_the_attempt_and_the_model_is_not_asked_a
     sandbox._runtime = sandbox._runtime.model_copy(update={"executable": executable})
     model = Scripted(called("python", code="1"), ANSWER)
     with pytest.raises(InfrastructureError, match="sandbox"):
-        asyncio.run(drive(step(), model, tools(sandbox=sandbox), "s", True, 60.0))
+        asyncio.run(drive(step(), model, tools(sandbox=sandbox), "s", True))
     assert len(model.requests) == 1
 
 
 def test_a_time_out_of_the_models_own_code_is_told_to_the_model():
     sandbox = Sandbox(PythonSettings(isolation="process", timeout_s=2.0))
     model = Scripted(called("python", code="while True: pass"), ANSWER)
-    record, _ = asyncio.run(drive(step(), model, tools(sandbox=sandbox), "s", True, 60.0))
+    record, _ = asyncio.run(drive(step(), model, tools(sandbox=sandbox), "s", True))
     assert record.usage.tool_errors == {"time-out": 1}
     assert "time limit" in model.requests[1].messages[-1].content
 
@@ -121,7 +121,7 @@ def test_a_cancelled_step_closes_its_model_call_and_releases_its_session():
     async def story():
         model = Scripted(endless)
         running = step()
-        task = asyncio.create_task(drive(running, model, tools(), "s", True, 60.0))
+        task = asyncio.create_task(drive(running, model, tools(), "s", True))
         while not model.requests:
             await asyncio.sleep(0)
         task.cancel()
@@ -140,7 +140,7 @@ def test_a_step_that_is_cancelled_in_a_cell_leaves_no_process():
     code = f"import os\nos.execv('/bin/sleep', ['{marker}', '600'])"
 
     async def story():
-        task = asyncio.create_task(drive(step(), Scripted(called("python", code=code)), tools(), "s", True, 60.0))
+        task = asyncio.create_task(drive(step(), Scripted(called("python", code=code)), tools(), "s", True))
         while not running(marker):
             assert not task.done()
             await asyncio.sleep(0.05)
@@ -176,14 +176,13 @@ def test_other_steps_go_on_while_slow_cells_run():
                     tools(sandbox=sandbox),
                     "s",
                     True,
-                    60.0,
                 )
             )
             for _ in range(2)
         ]
         await asyncio.sleep(0)
         quick = [
-            drive(step(), Scripted(*[called("search", query="x")] * 5, ANSWER), tools(sandbox=sandbox), "s", True, 60.0)
+            drive(step(), Scripted(*[called("search", query="x")] * 5, ANSWER), tools(sandbox=sandbox), "s", True)
             for _ in range(100)
         ]
         done = await asyncio.gather(*quick)
