@@ -89,6 +89,10 @@ class EngineActor:
         """Requests that the engine still works on."""
         return self._engine.unfinished()
 
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache: measurements start from here."""
+        await self._engine.forget_prefixes()
+
     async def generate(self, call: EngineCall) -> EngineOutput:
         """Sample behind the call's ids, up to what it asks for and the context has room for.
 

@@ -156,6 +156,11 @@ class VllmEngine:
         """The request ends at once, with finish `abort`; unknown ones are ignored."""
         await self._llm.abort(request_id)
 
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache. Raises RuntimeError while requests run: their blocks cannot be forgotten."""
+        if not await self._llm.reset_prefix_cache():
+            raise RuntimeError("the prefix cache was not emptied: are requests running?")
+
     async def add_adapter(self, adapter: Adapter) -> None:
         """Raises AdapterError with vLLM's reason if it cannot load it; the engine serves on."""
         from vllm.lora.request import LoRARequest

@@ -1,0 +1,1 @@
+"""What the benchmarks under scripts/ are made of."""
