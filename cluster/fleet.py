@@ -46,6 +46,8 @@ class _Engine:
     nodes: frozenset[str] = frozenset()
     died_on: frozenset[str] = frozenset()
     """Where it was when it last died."""
+    loads: Checkpoint | None = None
+    """What its process was started with."""
     weights: Checkpoint | None = None
     """What it is known to hold."""
     adapters: dict[str, str] = field(default_factory=dict)
@@ -294,8 +296,10 @@ class Fleet:
         if found is None or found.health.state != "RESTARTING":
             return ()
         self._note(reason, detail)
+        tried = found.health.state == "RESTARTING" and found.loads == self._target
         unplaced = reason in ("placement-timeout", "placement-scattered")
-        self._bury(found, f"{reason}: {detail}", not unplaced, now)
+        taken_back = tried and not unplaced and self._take_back(detail, now)
+        self._bury(found, f"{reason}: {detail}", not (unplaced or taken_back), now)
         if unplaced:
             self._place_again_at = found.restart_at = now + PLACE_AGAIN_S
             if found.incarnation == 1:
@@ -331,14 +335,11 @@ class Fleet:
         found = self._current(want.engine, want.incarnation)
         if found is None or found.asked != want:
             return ()
-        if reason in ("reload-failed", "other-weights") and self._former is not None:
-            # Its former weights serve again in it, and no other engine has shown that the new ones can be loaded.
-            (former, adapters), self._former = self._former, None
-            self._swap_fault = detail
-            self._aim(former, adapters, now)
-            return self._settle(now)
-        self._note(reason, detail)
-        self._bury(found, f"{reason}: {detail}", True, now)
+        kept = reason in ("reload-failed", "other-weights") and self._former is not None
+        taken_back = self._take_back(detail, now)
+        if not (kept and taken_back):
+            self._note(reason, detail)
+            self._bury(found, f"{reason}: {detail}", not taken_back, now)
         return self._settle(now)
 
     def adapter_refused(self, want: Confirm, name: str, detail: str, now: float) -> tuple[Want, ...]:
@@ -420,7 +421,7 @@ class Fleet:
         """Serve another checkpoint: engines drain, reload and are confirmed, all together or one after another.
 
         One after another keeps the pool serving, but a step that moves between engines is then sampled by both checkpoints.
-        Adapters belonged to the former checkpoint and are given up: they are added anew. If the first engine that tries cannot load
+        Adapters belonged to the former checkpoint and are given up: they are added anew. If the first engine that tries fails or dies over
         the new checkpoint, the swap is taken back and `swap_fault` says why.
         """
         self._former, self._swap_fault = (self._target, dict(self._adapters)), ""
@@ -477,7 +478,7 @@ class Fleet:
     def _start(self, engine: _Engine, now: float) -> None:
         engine.health.start()
         engine.incarnation += 1
-        engine.alive, engine.restart_at = True, float("inf")
+        engine.alive, engine.loads, engine.restart_at = True, self._target, float("inf")
         engine.due = now + self._rules.placement_timeout_s + self._rules.start_timeout_s
         self._wants.append(
             Start(
@@ -487,6 +488,15 @@ class Fleet:
                 avoid=frozenset(self._draining),
             )
         )
+
+    def _take_back(self, why: str, now: float) -> bool:
+        """Whether a swap was under way of which no engine has shown yet that its weights can be loaded; if so, it is over."""
+        if self._former is None:
+            return False
+        (former, adapters), self._former = self._former, None
+        self._swap_fault = why
+        self._aim(former, adapters, now)
+        return True
 
     def _aim(self, weights: Checkpoint, adapters: dict[str, Adapter], now: float) -> None:
         """Every engine is to hold these from now on."""

@@ -288,6 +288,10 @@ class PoolActor:
             return
         try:
             figures = await replica.figures()
+        except InfrastructureError as error:
+            # The actor lives, and says that vLLM behind it does not.
+            self._do(self._fleet.died(want.engine, want.incarnation, str(error), _now()))
+            return
         except RayTaskError:
             raise
         except RayError as error:

@@ -97,7 +97,7 @@ class Replica:
             raise AdapterRefused(adapter.name, str(getattr(error, "cause", error))) from None
 
     async def figures(self) -> EngineFigures:
-        """How busy the engine is. Raises Ray's errors when it is gone."""
+        """How busy the engine is. Raises InfrastructureError `engine-lost` when vLLM has died, Ray's errors when its actor has."""
         figures: EngineFigures = await self.handle.figures.remote()
         return figures
 

@@ -368,6 +368,48 @@ def test_a_swap_drains_reloads_and_confirms(together):
     assert cluster.granted["new"] in range(3)
 
 
+@pytest.mark.parametrize("reason", ["reload-failed", "engine-lost"])
+def test_a_swap_over_which_the_first_engine_fails_or_dies_is_taken_back(reason):
+    cluster = Cluster(replicas=2, restarts=0).open()
+    cluster.do(cluster.fleet.add_adapter(Adapter(name="lora", path="/lora"), 0.0))
+    cluster.slow = True
+    cluster.do(cluster.fleet.swap(NEW, False, 0.0))
+    tried = cluster.last(Confirm)
+    cluster.slow = False
+    cluster.do(cluster.fleet.not_confirmed(tried, reason, "nonsense", 0.0))
+    cluster.wait(10)
+    assert cluster.fleet.swap_fault == "nonsense"
+    assert not cluster.fleet.swapping
+    assert cluster.states() == {0: "HEALTHY", 1: "HEALTHY"}, "and no restart is spent on it"
+    assert {e.weights for e in cluster.fleet.view().engines} == {"old"}
+    assert cluster.fleet.holds("lora")
+
+
+def test_a_swap_is_taken_back_when_an_engine_cannot_start_with_the_new_weights():
+    cluster = Cluster(replicas=1, restarts=1).open()
+    cluster.do(cluster.fleet.died(0, 1, "killed", 0.0))
+    cluster.slow = True
+    cluster.do(cluster.fleet.swap(NEW, True, 0.0))
+    cluster.wait(5)
+    assert cluster.last(Start).weights == NEW
+    cluster.slow = False
+    cluster.do(cluster.fleet.not_started(0, 2, "engine-start", "nonsense", cluster.now))
+    cluster.wait(5)
+    assert cluster.last(Start).weights == OLD
+    assert cluster.states() == {0: "HEALTHY"}
+
+
+def test_once_an_engine_serves_the_new_weights_another_that_fails_is_at_fault_itself():
+    cluster = Cluster(replicas=2).open()
+    cluster.slow = True
+    cluster.do(cluster.fleet.swap(NEW, True, 0.0))
+    first, second = [w for w in cluster.wants if isinstance(w, Confirm)][-2:]
+    cluster.do(cluster.fleet.confirmed(first, "new", {}, 0.0))
+    cluster.do(cluster.fleet.not_confirmed(second, "reload-failed", "disk", 0.0))
+    assert cluster.fleet.swap_fault == ""
+    assert cluster.states() == {first.engine: "HEALTHY", second.engine: "DEAD"}
+
+
 def test_an_engine_that_restarts_after_a_swap_starts_with_the_new_weights():
     cluster = Cluster(replicas=1).open()
     cluster.do(cluster.fleet.swap(NEW, True, 0.0))
