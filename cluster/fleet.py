@@ -296,10 +296,8 @@ class Fleet:
         if found is None or found.health.state != "RESTARTING":
             return ()
         self._note(reason, detail)
-        tried = found.health.state == "RESTARTING" and found.loads == self._target
         unplaced = reason in ("placement-timeout", "placement-scattered")
-        taken_back = tried and not unplaced and self._take_back(detail, now)
-        self._bury(found, f"{reason}: {detail}", not (unplaced or taken_back), now)
+        self._bury(found, f"{reason}: {detail}", not unplaced, now)
         if unplaced:
             self._place_again_at = found.restart_at = now + PLACE_AGAIN_S
             if found.incarnation == 1:
@@ -335,11 +333,9 @@ class Fleet:
         found = self._current(want.engine, want.incarnation)
         if found is None or found.asked != want:
             return ()
-        kept = reason in ("reload-failed", "other-weights") and self._former is not None
-        taken_back = self._take_back(detail, now)
-        if not (kept and taken_back):
+        if reason not in ("reload-failed", "other-weights") or not self._take_back(detail, now):
             self._note(reason, detail)
-            self._bury(found, f"{reason}: {detail}", not taken_back, now)
+            self._bury(found, f"{reason}: {detail}", True, now)
         return self._settle(now)
 
     def adapter_refused(self, want: Confirm, name: str, detail: str, now: float) -> tuple[Want, ...]:
@@ -520,6 +516,9 @@ class Fleet:
         if engine.leaving:
             self._retire(engine, why, gentle=False)
             return
+        tried = engine.asked.weights if engine.asked else engine.loads
+        if charged and engine.health.state in ("RESTARTING", "STALE") and tried == self._target:
+            charged = not self._take_back(why, now)
         engine.health.died(charged)
         self._clear(engine)
         self._wants.append(End(engine=engine.number, incarnation=engine.incarnation, gentle=False, why=why))

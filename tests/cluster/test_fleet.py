@@ -378,7 +378,7 @@ def test_a_swap_over_which_the_first_engine_fails_or_dies_is_taken_back(reason):
     cluster.slow = False
     cluster.do(cluster.fleet.not_confirmed(tried, reason, "nonsense", 0.0))
     cluster.wait(10)
-    assert cluster.fleet.swap_fault == "nonsense"
+    assert "nonsense" in cluster.fleet.swap_fault
     assert not cluster.fleet.swapping
     assert cluster.states() == {0: "HEALTHY", 1: "HEALTHY"}, "and no restart is spent on it"
     assert {e.weights for e in cluster.fleet.view().engines} == {"old"}
