@@ -111,7 +111,6 @@ class _Run:
             stack.callback(crew.dismiss_all)
             self._say("starting workers")
             self._began = monotonic()
-            view = engines.view if isinstance(engines, EngineClient) else None
             self._sitting = Sitting(
                 self._coordinator, crew, settings.concurrency, self._ledger, view, settings.grace_s, self._say
             )
@@ -172,7 +171,8 @@ class _Run:
                 self._settings.ray.placement_timeout_s,
             )
             stack.callback(pool.stop)
-            engines = pool.client()
+            client = pool.client()
+            engines, view = client, client.view
         return searcher, engines, view
 
     def _engine_seed(self) -> int:

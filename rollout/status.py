@@ -168,7 +168,7 @@ class StatusWriter:
             tokens_per_second=tokens,
             price=progress.price,
             engines=pool.engines if pool and not ended else (),
-            limit=pool.limit if pool else None,
+            limit=pool.limit if pool and pool.engines else None,
             paused=pool.paused if pool else "",
             mirror=self._mirror.state() if self._mirror else None,
             metrics="" if ended else self._metrics,
