@@ -114,7 +114,9 @@ class Chaos:
         """Until so many forecasts are recorded."""
         while (now := recorded(self.run)) < count:
             assert self.process.poll() is None, f"the run ended by itself ({self.process.returncode}): {self.log()}"
-            assert time.monotonic() < self.deadline, f"stuck at {now} of {count} after {dict(self.killed)}: {self.log()}"
+            assert time.monotonic() < self.deadline, (
+                f"stuck at {now} of {count} after {dict(self.killed)}: {self.log()}"
+            )
             time.sleep(0.2)
 
     def kill_an_actor(self):
@@ -170,7 +172,8 @@ def test_what_dies_at_random_costs_no_forecast_and_leaves_nothing_behind(setting
     for record in records:
         _consistent(record, trajectories[record.key])
     assert any(t.shown() for t in trajectories.values()), "nothing was searched, so no shard was asked"
-    assert said["unfinished"] and not any(n for sitting in said["unfinished"] for n in sitting), "orphaned requests"
+    assert said["unfinished"]
+    assert not any(n for sitting in said["unfinished"] for n in sitting), "orphaned requests"
     ray.shutdown()
     cluster.shutdown()
     _gone(before)
