@@ -311,8 +311,10 @@ def _check_vectors(vectors: Vectors, articles: Sequence[Article], encoder: Encod
         )
     off = ~(np.abs(np.linalg.norm(vectors, axis=1) - 1) <= NORM_TOLERANCE)
     if off.any():
+        row = int(off.argmax())
         raise DataError(
-            f"encoder {encoder.name} gave article {articles[int(off.argmax())].id!r} a vector that is not of unit length"
+            f"encoder {encoder.name} gave article {articles[row].id!r} (row {row} of {month_of(articles[row].day)}) a vector that is "
+            "not of unit length; the scores of others would not compare with its own"
         )
 
 

@@ -17,7 +17,7 @@ from cluster.config import load_settings
 from cluster.failures import DataError, SettingsError
 from retrieval.approximate import Approximate, measured_recall, read_lists, train_lists, write_lists
 from retrieval.article import Article
-from retrieval.build import build_index, index_kind
+from retrieval.build import build_index, encoded_text, index_kind
 from retrieval.days import DayTable
 from retrieval.encoder import HashingEncoder, Vectors
 from retrieval.kinds import exact_finder, rescorer
@@ -52,6 +52,23 @@ def test_half_precision_gives_the_hits_of_exact_search(tmp_path: Path) -> None:
     manifest = Library.open(tmp_path / "half").manifest
     assert all(HALF in shard.files for shard in manifest.shards)
     assert (manifest.kind, manifest.recall, manifest.search) == (HALF_KIND, 1.0, "exact-bf16")
+
+
+@pytest.mark.parametrize("kind", [EXACT, HALF_KIND])
+def test_hits_over_all_months_are_those_of_sorting_every_visible_article(tmp_path: Path, kind: IndexKind) -> None:
+    build_index(corpus(), ENCODER, tmp_path, kind=kind)
+    articles = corpus()
+    vectors = ENCODER.encode([encoded_text(a, 1000) for a in articles]).astype(np.float64)
+    searcher = LocalSearcher(Library.open(tmp_path), ENCODER)
+    draw = random.Random(9)
+    for _ in range(30):
+        query = " ".join(draw.sample(WORDS, 2))
+        first, cutoff = sorted(FIRST + dt.timedelta(days=draw.randrange(100)) for _ in range(2))
+        scores = (vectors * ENCODER.encode([query])[0]).sum(axis=1)
+        visible = [i for i, a in enumerate(articles) if first <= a.day <= cutoff]
+        best = sorted(visible, key=lambda i: (-scores[i], -articles[i].day.toordinal(), articles[i].id))[:6]
+        hits = asyncio.run(searcher.search(query, first, cutoff, 6))
+        assert [(h.article_id, h.score) for h in hits] == [(articles[i].id, scores[i]) for i in best]
 
 
 def test_another_kind_is_made_from_the_vectors_that_are_there(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""The retrieval benchmark and the GPU check, small: what they print is measured and what they compare with is right."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.bench_methods import VECTORS, Floor
+from scripts.bench_retrieval import MethodResult, make_data, make_queries, results, true_rows
+from scripts.bench_retrieval import Run as MeasuredRun
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_the_roofline_is_reading_the_longest_prefix_or_multiplying_all_of_them() -> None:
+    slow_memory = Floor(bytes_per_s=4_000, flops_per_s=1e12)
+    slow_units = Floor(bytes_per_s=1e12, flops_per_s=2_000)
+    assert slow_memory.least_ms([10, 50], 2) == pytest.approx(1e3 * 4 * 2 * 50 / 4_000)
+    assert slow_units.least_ms([10, 50], 2) == pytest.approx(1e3 * 2 * 2 * 60 / 2_000)
+
+
+def test_recall_late_rows_and_ratios_of_a_round_are_counted() -> None:
+    floors = [Floor(bytes_per_s=4e3, flops_per_s=1e12)] * 2
+    runs = {
+        "faiss-selector": [
+            MeasuredRun(ms=100, cpu_ms=1, found=[[0, 1], [2]]),
+            MeasuredRun(ms=900, cpu_ms=1, found=[[0, 1], [2]]),
+        ],
+        "leaky": [MeasuredRun(ms=10, cpu_ms=1, found=[[0, 7], [2]]), MeasuredRun(ms=30, cpu_ms=3, found=[[0, 7], [2]])],
+    }
+    baseline, leaky = results(floors, runs, [[0, 1], [2]], [5, 5], (9, 1), "shared", 2)
+    assert (baseline.recall, baseline.late, baseline.speedup_vs_faiss_selector) == (1, 0, 1)
+    assert (leaky.late, leaky.median_ms, leaky.cpu_ms, leaky.speedup_vs_faiss_selector) == (1, 20, 2, 20)
+    assert leaky.recall == pytest.approx(2 / 3)
+    assert leaky.roofline == pytest.approx(np.median([5 / 10, 5 / 30]))
+
+
+@pytest.mark.parametrize("cutoffs", ["random", "shared", "days8"])
+def test_the_truth_is_every_visible_row_sorted(tmp_path: Path, cutoffs: str) -> None:
+    make_data(tmp_path, 1_000, 8, 3)
+    highs = make_queries(tmp_path, 1_000, 8, 20, cutoffs, 3)  # type: ignore[arg-type]
+    vectors, queries = (
+        np.load(tmp_path / VECTORS).astype(np.float64),
+        np.load(tmp_path / "queries.npy").astype(np.float64),
+    )
+    for query, high, found in zip(queries, highs, true_rows(tmp_path, highs, 5), strict=True):
+        assert found == np.argsort(-(vectors[:high] @ query), kind="stable")[:5].tolist()
+    assert len(set(highs)) == 1 if cutoffs == "shared" else len(set(highs)) > 1
+    assert len(set(highs)) <= 8 or cutoffs == "random"
+
+
+@pytest.mark.e2e
+def test_the_benchmark_writes_what_it_measured(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    methods = ("exact", "exact-bf16", "faiss-selector", "faiss-grouped")
+    chosen = [word for method in methods for word in ("--method", method)]
+    common = ["--rows", 3_000, "--dim", 24, "--queries", 6, "--cutoffs", "days8", "--rounds", 2]
+    ended = run("scripts/bench_retrieval.py", *common, *chosen, "--json", file)
+    assert ended.returncode == 0, ended.stderr
+    written = json.loads(file.read_text())
+    made = [MethodResult.model_validate(result) for result in written["results"]]
+    assert [r.method for r in made] == list(methods)
+    assert all((r.recall, r.late, r.rows, r.dim, r.queries) == (1, 0, 3_000, 24, 6) for r in made)
+    assert all(r.median_ms > 0 and r.roofline > 0 and (r.speedup_vs_faiss_selector or 0) > 0 for r in made)
+    assert set(written["half_over_all"]) == {"exact", "exact-bf16"}
+    assert written["machine"]["gigabytes_per_s"] > 0
+    refused = run("scripts/bench_retrieval.py", "--method", "wishful")
+    assert (refused.returncode, "no method wishful" in refused.stderr) == (2, True)
+
+
+@pytest.mark.e2e
+def test_the_gpu_check_compares_answers_and_says_when_there_is_no_gpu(tmp_path: Path) -> None:
+    import torch
+
+    file = tmp_path / "checks.json"
+    tried = run("scripts/gpu_check.py", "--device", "cpu", "--rows", 3_000, "--dim", 64, "--json", file)
+    assert tried.returncode == 0, tried.stderr
+    checks = json.loads(file.read_text())
+    assert [(c["kind"], c["queries"]) for c in checks] == [(k, q) for q in (1, 8, 64) for k in ("exact", "exact-bf16")]
+    assert all(c["equal"] for c in checks)
+    if not torch.cuda.is_available():
+        absent = run("scripts/gpu_check.py", "--rows", 1_000, "--dim", 8)
+        assert (absent.returncode, "sees no GPU" in absent.stdout) == (2, True)
