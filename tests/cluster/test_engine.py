@@ -347,7 +347,7 @@ def test_weights_that_cannot_be_served_are_refused_with_the_reason_and_the_old_o
     foreign, _ = other_checkpoint(tmp_path / "foreign", lambda _, t: t)
     config = (BASE / "config.json").read_text().replace("LlamaForCausalLM", "NoSuchModel")
     (tmp_path / "foreign" / "config.json").write_text(config)
-    with pytest.raises(InfrastructureError, match=r"reload-failed: vLLM cannot serve .*foreign: .*NoSuchModel"):
+    with pytest.raises(InfrastructureError, match=r"(?s)reload-failed: vLLM cannot serve .*foreign: .*NoSuchModel"):
         ray.get(engine.reload.remote(foreign, weights_hash(tmp_path / "foreign")))
     assert ray.get(engine.generate.remote(call(200))).weights == old
 
