@@ -167,7 +167,7 @@ class Life:
             self._loop.breaks(f"a bug: the driver raised {''.join(traceback.format_exception(error))}")
         finally:
             living.cancel()
-        self._trace.note(f"life ends {self.halt.reason if self.halt else self.error}")
+        self._trace.note(f"life ends {self.halt.reason if self.halt else type(self.error).__name__}")
 
     def _coordinator(self, ledger: Ledger) -> WatchedCoordinator:
         settings = self._scenario.settings

@@ -51,7 +51,8 @@ class WatchedFleet(Fleet):
     def _take(self) -> tuple[Want, ...]:
         wants = super()._take()
         grants = [w for w in wants if isinstance(w, Grant)]
-        self.watch.fleet(self.view(), self.sessions(), self.granted(), grants, self.truth)
+        states = {e.number: (e.health.state, e.health.restarts) for e in self._engines.values()}
+        self.watch.fleet(states, self.sessions(), self.granted(), grants, self.truth)
         return wants
 
 

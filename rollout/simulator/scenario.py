@@ -69,7 +69,7 @@ def _settings(chance: random.Random, replicas: int) -> Settings:
                 "restarts": chance.randint(0, 4),
                 "max_model_len": chance.choice((700, 1500, 6000)),
                 "start_timeout_s": 120.0,
-                "request_timeout_s": chance.choice((10.0, 60.0, 300.0)),
+                "request_timeout_s": chance.choice((10.0, 60.0, 300.0, 300.0)),
                 "drain_timeout_s": chance.choice((5.0, 60.0)),
                 "pause_timeout_s": chance.choice((60.0, 3600.0)),
                 "concurrency": {"minimum": 1, "start": start, "maximum": start * chance.randint(1, 8)},
@@ -83,7 +83,7 @@ def _settings(chance: random.Random, replicas: int) -> Settings:
                 "parse": chance.choice(("strict", "lenient")),
                 "grace_s": chance.choice((0.0, 1.0, 20.0)),
                 "deadlines": {
-                    "turn_s": chance.choice((15.0, 900.0)),
+                    "turn_s": chance.choice((15.0, 900.0, 900.0)),
                     "step_s": step_s,
                     "episode_s": step_s * chance.choice((1, 3, 100)),
                 },

@@ -6,12 +6,12 @@ wants, what a model was shown from the calls, and which weights an engine holds 
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cluster.config import Settings
 from cluster.fleet_events import Grant
 from cluster.health import RUNNING, SERVING
-from cluster.pool_view import PoolView
+from cluster.pool_view import EngineState, PoolView
 from rollout.coordinator import Abandon, Commit, Halt, Start, Want
 from rollout.episode import chains
 from rollout.lease import Lease, StepOutcome
@@ -27,7 +27,7 @@ from rollout.simulator.trace import Trace
 ZOMBIE_SECONDS = 60.0
 """How long a step may go on after its lease has ended: until the news of it has surely arrived."""
 
-ABORT_SECONDS = 45.0
+ABORT_SECONDS = 30.0
 """How long an engine may go on with a call that was given up: as long as the news takes at its slowest."""
 LATE_SECONDS = 5.0
 """How long after a deadline something may be done about it."""
@@ -123,7 +123,7 @@ class Watch:
             self._unpaused += now - self._looked
         self._looked = now
         for want in wants:
-            self._require(not self._halted, f"after its end it wants {want}")
+            self._require(not self._halted, f"after its end it wants a {type(want).__name__}")
             match want:
                 case Start(worker, lease):
                     self._starts(worker, lease)
@@ -320,32 +320,31 @@ class Watch:
 
     def fleet(
         self,
-        view: PoolView,
+        states: Mapping[int, tuple[EngineState, int]],
         sessions: dict[str, int],
         granted: dict[str, int],
         grants: Sequence[Grant],
         truth: Callable[[int, int], str | None],
     ) -> None:
-        """The fleet after an event; `truth`: the weights that an engine really holds, None if its process is gone."""
-        states = {engine.engine: engine.state for engine in view.engines}
+        """The fleet after an event. `states`: state and restarts by engine.
+
+        `truth`: the weights that an engine really holds, None if its process is gone."""
         for session, engine in sessions.items():
-            state = states.get(engine)
+            state = states[engine][0] if engine in states else None
             self._require(state in SERVING, f"session {session} is on engine {engine}, which is {state}")
         for ticket, engine in granted.items():
-            state = states.get(engine)
+            state = states[engine][0] if engine in states else None
             self._require(state in RUNNING, f"ticket {ticket} is at engine {engine}, which is {state}")
         for grant in grants:
-            state = states.get(grant.engine)
+            state = states[grant.engine][0] if grant.engine in states else None
             self._require(state in SERVING, f"a call goes to engine {grant.engine}, which is {state}")
             self._require(grant.ticket not in self._tickets, "a ticket is answered twice")
             self._tickets.add(grant.ticket)
             holds = truth(grant.engine, grant.incarnation)
             self._require(holds in (None, self._weights), f"a call goes to engine {grant.engine}, which holds {holds}")
-        for engine_view in view.engines:
-            most = self._settings.engine.restarts
-            self._require(
-                engine_view.restarts <= most, f"engine {engine_view.engine} was restarted {engine_view.restarts} times"
-            )
+        most = self._settings.engine.restarts
+        for engine, (_, restarts) in states.items():
+            self._require(restarts <= most, f"engine {engine} was restarted {restarts} times")
 
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
