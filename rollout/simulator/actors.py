@@ -35,6 +35,7 @@ class Process:
         """Unanswered calls to it."""
         self.owned: dict[asyncio.Future[Any], None] = {}
         """Unanswered calls of it."""
+        self.children: list[Process] = []
 
 
 _here: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -67,9 +68,11 @@ class Network:
         """Those that live, by name."""
 
     def begin(self, name: str, node: str) -> Process:
-        """A new process. Names are never used again."""
+        """A new process, owned by the one whose code is running: it ends with its owner. Names are never used again."""
         self._trace.note(f"begin {name} on {node}")
         process = self.processes[name] = Process(name, node)
+        if (owner := here()) is not None:
+            owner.children.append(process)
         return process
 
     def kill(self, process: Process, why: str) -> None:
@@ -81,6 +84,8 @@ class Network:
         del self.processes[process.name]
         for task in list(process.tasks):
             task.cancel()
+        for child in process.children:
+            self.kill(child, f"{process.name}, its owner, has ended")
         for answer in list(process.waited):
             self._later(answer, None, ActorDiedError())
         for answer in list(process.owned):

@@ -50,7 +50,11 @@ class Nodes:
             await asyncio.sleep(chance.uniform(5, 15))
             for process in list(self._network.processes.values()):
                 kind = process.name.split("-")[0]
-                if kind in ("engine", "worker") and process.alive and self._strikes(f"{kind}-dies", process.name):
+                if (
+                    kind in ("engine", "worker", "pool")
+                    and process.alive
+                    and self._strikes(f"{kind}-dies", process.name)
+                ):
                     self._network.kill(process, "it crashed")
             for node in list(self.alive):
                 if self.draining.get(node, float("inf")) <= self._faults.now or self._strikes("node-dies", node):

@@ -29,6 +29,7 @@ FAULTS: Mapping[str, float] = {
     "node-dies": 0.5,
     "node-drains": 0.5,
     "worker-dies": 1.0,
+    "pool-dies": 0.1,
     "worker-silent": 0.1,
     "message-late": 0.1,
     "result-lost": 0.02,
@@ -37,6 +38,7 @@ FAULTS: Mapping[str, float] = {
     "search-late": 0.2,
     "search-silent": 0.05,
     "search-down": 0.2,
+    "search-gone": 0.02,
     "search-leaks": 0.05,
     "article-gone": 0.1,
     "cell-late": 0.3,
@@ -47,6 +49,11 @@ FAULTS: Mapping[str, float] = {
     "killed-before-commit": 0.1,
     "killed-in-commit": 0.1,
     "killed-after-commit": 0.1,
+    "disk-lost": 0.5,
+    "mirror-down": 0.5,
+    "mirror-torn": 0.3,
+    "mirror-unsure": 0.3,
+    "killed-shipping": 0.1,
     "killed": 1.0,
     "told-to-stop": 1.0,
 }
@@ -86,6 +93,12 @@ class Faults:
     def calm(self) -> bool:
         """Whether the time of faults is over."""
         return self._trace.clock() >= self._calm
+
+    def calmed(self) -> "Faults":
+        """The same streams and no fault at all."""
+        calm = Faults(self._seed, self._trace, self._calm, frozenset())
+        calm._streams = self._streams
+        return calm
 
     def strikes(self, kind: str, what: str = "", times: float = 1.0) -> bool:
         """Whether a fault strikes now; it is counted. `times` multiplies the rate."""

@@ -10,8 +10,10 @@ import signal
 import traceback
 from collections.abc import Iterable, Sequence
 
+from ray.exceptions import ActorDiedError
+
 from cluster.call import EngineFacts
-from cluster.failures import PastcastError
+from cluster.failures import FailureKind, PastcastError
 from cluster.pool import EngineClient
 from cluster.pool_view import PoolView
 from cluster.weights import Weights
@@ -24,6 +26,7 @@ from rollout.simulator.actors import Handle, Network
 from rollout.simulator.clock import VirtualLoop
 from rollout.simulator.cluster import Nodes
 from rollout.simulator.faults import Faults
+from rollout.simulator.mirror import SimulatedMirror
 from rollout.simulator.pool import SimulatedPool
 from rollout.simulator.scenario import Scenario, event_prompt
 from rollout.simulator.script import OPTIONS, ScriptedSampler
@@ -38,6 +41,13 @@ from rollout.worker import Questions
 from rollout.write_off import WriteOffs
 
 WEIGHTS = Weights(path="/models/simulated", base="right-weights")
+RETRIED: tuple[frozenset[FailureKind], ...] = (
+    frozenset(),
+    frozenset({"infrastructure"}),
+    frozenset({"model"}),
+    frozenset({"infrastructure", "model", "data", "bug"}),
+)
+"""What a person may ask to be run again."""
 SETTLING_SECONDS = 45.0
 """How long after the end of a sitting the news of it may take to arrive everywhere."""
 
@@ -100,10 +110,12 @@ class Life:
         faults: Faults,
         trace: Trace,
         loop: VirtualLoop,
+        mirror: SimulatedMirror | None,
     ) -> None:
         self._scenario, self._disk, self._chat, self._faults, self._trace = scenario, disk, chat, faults, trace
         self._loop, self._number = loop, number
         self.network = Network(faults, trace, lambda what: loop.breaks(f"a bug: {what}"))
+        self.mirror = mirror
         self.halt: Halt | None = None
         self.error: BaseException | None = None
         """What ended it other than its own end."""
@@ -118,7 +130,11 @@ class Life:
     async def _drive(self) -> None:
         scenario, settings, faults, watch = self._scenario, self._scenario.settings, self._faults, self._watch
         ledger = self._disk.open()
+        if scenario.retries and self._number and not faults.calm:
+            kinds = RETRIED[faults.stream("retries").randrange(len(RETRIED))]
+            self._trace.note(f"retry of {' '.join(sorted(kinds))} opens {self._disk.retry(ledger, kinds)}")
         coordinator = self._coordinator(ledger)
+        shipping = asyncio.ensure_future(self.mirror.ship(ledger)) if self.mirror is not None else None
         nodes = Nodes(scenario.nodes, scenario.spare_nodes, self.network, faults)
         living = asyncio.ensure_future(nodes.live())
         sampler = ScriptedSampler(self._chat, scenario.temper)
@@ -150,7 +166,7 @@ class Life:
                 crew,
                 settings.rollout.concurrency,
                 ledger,
-                handle.view.remote,
+                EngineClient(handle, facts, settings.engine.request_timeout_s).view,
                 settings.rollout.grace_s,
                 lambda: None,
             )
@@ -159,14 +175,18 @@ class Life:
                 self.halt = await sitting.run()
             finally:
                 crew.dismiss_all()
-            await self._settle(pool)
-            await handle.stop.remote()
-        except PastcastError as error:
+            if pool_process.alive:
+                await self._settle(pool)
+                await handle.stop.remote()
+        except (PastcastError, ActorDiedError) as error:
+            # The pool's actor may die while it starts.
             self.error = error
         except Exception as error:  # noqa: BLE001 - whatever the driver raises that is not named is a bug, and named here
             self._loop.breaks(f"a bug: the driver raised {''.join(traceback.format_exception(error))}")
         finally:
             living.cancel()
+            if shipping is not None:
+                shipping.cancel()
         self._trace.note(f"life ends {self.halt.reason if self.halt else type(self.error).__name__}")
 
     def _coordinator(self, ledger: Ledger) -> WatchedCoordinator:

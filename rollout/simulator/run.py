@@ -12,6 +12,7 @@ from rollout.simulator.check import check_ledger
 from rollout.simulator.clock import Broken, Stuck, VirtualLoop
 from rollout.simulator.faults import Faults
 from rollout.simulator.life import Life
+from rollout.simulator.mirror import SimulatedMirror, SimulatedStore
 from rollout.simulator.scenario import Scenario, draw_scenario
 from rollout.simulator.store import SimulatedDisk, wall_clock
 from rollout.simulator.trace import Trace
@@ -58,17 +59,21 @@ def simulate(seed: int, print_line: Callable[[str], None] | None = None, folder:
         disk = SimulatedDisk(Path(made), faults, wall_clock(trace.clock))
         disk.create(scenario.keys)
         chat = WordFormat()
+        store = SimulatedStore(faults) if scenario.mirrored else None
         chance = random.Random(f"{seed}/lives")
         broken, life, lives = "", None, 0
         try:
             while True:
                 lives += 1
-                life, now = _live(lives - 1, scenario, disk, chat, faults, trace, now, chance)
+                mirror = SimulatedMirror(Path(made), store, faults) if store is not None else None
+                life, now = _live(lives - 1, scenario, disk, chat, faults, trace, now, chance, mirror)
                 if life.halt is not None and life.halt.reason not in ("stopped", "fatal"):
                     break
                 if lives >= LIVES_AT_MOST:
                     raise Broken(f"the driver has had {lives} lives; the last ended with {life.halt or life.error}")
                 now += chance.uniform(1, 60)
+                if store is not None and mirror is not None and faults.strikes("disk-lost"):
+                    disk.lose(store.parts(), mirror.shipped_to)
             check_ledger(disk, scenario, chat, life.halt.reason)
         except (Broken, Stuck) as fault:
             broken = str(fault)
@@ -99,12 +104,13 @@ def _live(
     trace: Trace,
     now: float,
     chance: random.Random,
+    mirror: SimulatedMirror | None,
 ) -> tuple[Life, float]:
     """One life of the driver; when it ended."""
     loop = VirtualLoop(now, max(now, scenario.calm_s) + PATIENCE_SECONDS)
     trace.clock = loop.time
     trace.note(f"life {number + 1}")
-    life = Life(number, scenario, disk, chat, faults, trace, loop)
+    life = Life(number, scenario, disk, chat, faults, trace, loop, mirror)
     try:
         if number < scenario.lives and faults.strikes("killed"):
             loop.kill_at = now + chance.expovariate(1 / chance.choice((10, 40, 200)))

@@ -29,6 +29,9 @@ class Scenario(Record):
     """US dollars per sampled token; 0 for our own engines."""
     calm_s: float
     """The virtual second after which nothing is injected any more."""
+    mirrored: bool
+    retries: bool
+    """Whether failures are taken back now and then when the driver starts again."""
     lives: int
     """How often the driver may be killed or stopped, at most."""
 
@@ -50,6 +53,8 @@ def draw_scenario(seed: int) -> Scenario:
         spare_nodes=chance.choice((0, 0, 1, 2)),
         token_price=chance.choice((0.0, 0.0, 0.001)),
         calm_s=chance.choice((30.0, 300.0, 3000.0)),
+        mirrored=chance.random() < 0.4,
+        retries=chance.random() < 0.3,
         lives=chance.choice((0, 1, 3, 6)),
     )
 

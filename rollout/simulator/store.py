@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster.clock import Clock
-from rollout.ledger import Ledger
+from cluster.failures import FailureKind
+from rollout.ledger import Change, Ledger
 from rollout.packed import PackedForecast
-from rollout.record import ForecastKey
-from rollout.simulator.clock import Killed
+from rollout.record import ForecastKey, ForecastRecord
+from rollout.simulator.clock import Broken, Killed
 from rollout.simulator.faults import Faults
 
 BEGAN = dt.datetime(2040, 1, 1, tzinfo=dt.UTC)
@@ -47,11 +48,13 @@ class SimulatedDisk:
         self._faults = faults
         self._clock = clock
         self._open: DiskLedger | None = None
+        self._schedule: Sequence[ForecastKey] = ()
         self.acknowledged: dict[ForecastKey, str] = {}
         """Record by key, of every commit that returned: this must survive whatever happens."""
 
     def create(self, schedule: Sequence[ForecastKey]) -> None:
         """A new ledger."""
+        self._schedule = schedule
         Ledger.create(self._file, schedule, self._clock).close()
 
     def open(self) -> Ledger:
@@ -78,6 +81,30 @@ class SimulatedDisk:
         if self._faults.strikes("killed-after-commit", keys):
             raise Killed("the driver is killed after a commit")
         return added
+
+    def retry(self, ledger: Ledger, kinds: frozenset[FailureKind]) -> int:
+        """`Ledger.retry`: how many forecasts are open again."""
+        opened = ledger.retry(kinds, "asked for").total
+        finished = ledger.finished()
+        for key in [k for k in self.acknowledged if k not in finished]:
+            del self.acknowledged[key]
+        return opened
+
+    def lose(self, parts: Sequence[Sequence[Change]], shipped_to: int) -> None:
+        """The disk is gone with all it held, and a new one is laid from a mirror. Raises Broken if what was shipped is not there."""
+        for file in self._file.parent.glob(f"{self._file.name}*"):
+            file.unlink()
+        with Ledger.create(self._file, self._schedule, self._clock) as ledger:
+            for changes in parts:
+                ledger.replay(changes)
+            if ledger.last_change() < shipped_to:
+                raise Broken(f"the mirror holds {ledger.last_change()} changes, {shipped_to} were shipped")
+            held = {record.key: record for record in ledger.records()}
+        for key, text in list(self.acknowledged.items()):
+            if key not in held:
+                del self.acknowledged[key]
+            elif held[key] != ForecastRecord.model_validate_json(text):
+                raise Broken(f"the mirror holds another record of {short(key)}")
 
     def crash(self) -> None:
         """The process that wrote is gone, and with it whatever it had not committed."""

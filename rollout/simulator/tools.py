@@ -27,6 +27,7 @@ class SimulatedSearcher:
         self._faults = faults
         self._timeout_s = timeout_s
         self._down_until = 0.0
+        self._gone = False
 
     async def search(self, query: str, first_day: dt.date | None, cutoff: dt.date, top_k: int) -> tuple[Hit, ...]:
         """The newest visible articles. Raises InfrastructureError `retrieval-lost`."""
@@ -56,6 +57,9 @@ class SimulatedSearcher:
         if self._faults.strikes("search-down", what):
             self._down_until = self._faults.now + chance.uniform(1, 300)
         await asyncio.sleep(min(seconds, self._timeout_s))
+        self._gone = self._gone or self._faults.strikes("search-gone", what)
+        if self._gone:
+            raise InfrastructureError("retrieval-gone", f"{MARKER}: its restarts are spent")
         if seconds > self._timeout_s or (self._faults.now < self._down_until and not self._faults.calm):
             raise InfrastructureError("retrieval-lost", f"{MARKER}: no answer to {what}")
 
