@@ -5,7 +5,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 python := .venv/bin/python
 
-.PHONY: help setup demo test lint types unit slow clean
+.PHONY: help setup demo test lint types unit slow nightly clean
 
 help:
 	@echo 'make setup   virtual environment, pinned packages, default model and encoder'
@@ -13,6 +13,7 @@ help:
 	@echo 'make test    lint, types, then all tests, the quick ones first'
 	@echo 'make lint    ruff          make types   mypy --strict'
 	@echo 'make unit    quick tests   make slow    tests with Ray, vLLM and whole jobs'
+	@echo 'make nightly 10,000 simulated runs, others every day: docs/simulation.md'
 	@echo 'make clean   removes the virtual environment and the tools'"'"' caches and demo/; other runs and models stay'
 
 setup:
@@ -35,6 +36,10 @@ unit: setup
 
 slow: setup
 	@$(python) -m pytest -q -m 'ray or vllm or e2e'
+
+# Ten thousand seeds for every day of the year.
+nightly: setup
+	@$(python) -m scripts.simulate --seeds 10000 --first $$(( 10#$$(date +%j) * 10000 )) --keep-going --json simulation.json
 
 clean:
 	rm -rf demo .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -82,6 +82,8 @@ class RolloutWorker:
         self._chat: ChatFormat | RenderedFormat | None = None
         self._model: Model | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._abandoned: set[int] = set()
+        """Leases that had not begun when they were abandoned, or had ended."""
         self._outcomes: list[StepOutcome] = []
         self._news = asyncio.Event()
 
@@ -99,12 +101,19 @@ class RolloutWorker:
         return True
 
     async def take(self, leases: Sequence[Lease], abandoned: Sequence[int]) -> None:
-        """Begin these steps, and end those of the leases numbered `abandoned`. Each lease has one outcome in `results`."""
-        for lease in leases:
-            self._tasks[lease.number] = asyncio.create_task(self._keep(lease))
+        """Begin these steps, and end those of the leases numbered `abandoned`, also if they have not arrived yet.
+
+        Each lease that began has one outcome in `results`.
+        """
         for number in abandoned:
             if (task := self._tasks.get(number)) is not None:
                 task.cancel()
+            else:
+                # Ray does not keep the order of an actor's calls.
+                self._abandoned.add(number)
+        for lease in leases:
+            if lease.number not in self._abandoned:
+                self._tasks[lease.number] = asyncio.create_task(self._keep(lease))
 
     async def results(self, patience_s: float) -> list[StepOutcome]:
         """Outcomes as soon as there are any; none after `patience_s` seconds, which says that the worker lives."""

@@ -24,7 +24,7 @@ from rollout.simulator.faults import MARKER
 from rollout.simulator.store import short
 from rollout.simulator.trace import Trace
 
-ZOMBIE_SECONDS = 60.0
+ZOMBIE_SECONDS = 30.0
 """How long a step may go on after its lease has ended: until the news of it has surely arrived."""
 
 ABORT_SECONDS = 30.0

@@ -54,6 +54,18 @@ def test_a_worker_with_the_manifests_sandbox_is_ready() -> None:
     assert asyncio.run(worker("").ready()), "an empty description is not checked"
 
 
+def test_a_lease_that_was_abandoned_before_it_arrived_does_not_begin() -> None:
+    """Ray does not keep the order of an actor's calls."""
+
+    async def play() -> list[int]:
+        one = worker("")
+        await one.take([], [1])
+        await one.take([lease("no-tools"), lease("no-tools").model_copy(update={"number": 2})], [])
+        return [outcome.lease for outcome in await one.results(5.0)]
+
+    assert asyncio.run(play()) == [2]
+
+
 def test_a_worker_with_another_sandbox_is_never_ready_and_names_both() -> None:
     with pytest.raises(SettingsError) as refused:
         asyncio.run(worker(STRONGER).ready())
