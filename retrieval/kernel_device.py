@@ -12,6 +12,7 @@ from retrieval.blocks import Block, BlockSizes
 from retrieval.bounds import Bound, Norms, bf16_bound, f32_bound
 from retrieval.candidates import Found
 from retrieval.half import Half, from_half, to_half
+from retrieval.kernel_half import as_tensor
 from retrieval.mask import Vectors
 from retrieval.workers import Workers
 
@@ -47,7 +48,7 @@ class DeviceKernel:
         kind = torch.bfloat16 if self._half else torch.float32
         self._rows = torch.empty(rows.shape, dtype=kind, device=device)
         for start in range(0, len(rows), _UPLOAD_ROWS):
-            part = torch.from_numpy(rows[start : start + _UPLOAD_ROWS].view(np.int16 if self._half else np.float32))
+            part = as_tensor(rows[start : start + _UPLOAD_ROWS].view(np.int16 if self._half else np.float32))
             self._rows[start : start + len(part)] = part.view(kind)
         self._norms = norms
         self._device = device

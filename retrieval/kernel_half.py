@@ -3,6 +3,7 @@
 Each thread multiplies its own blocks of the memory-mapped copy.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class HalfKernel:
         """`half`: bfloat16 bits, uint16 [n, dimension], C-ordered; kept, not copied."""
         import torch
 
-        self._rows = torch.from_numpy(half.view(np.int16)).view(torch.bfloat16)
+        self._rows = as_tensor(half.view(np.int16)).view(torch.bfloat16)
         self._norms = norms
         self.sizes = BlockSizes(block_rows or max(128, _BLOCK_BYTES // (2 * half.shape[1]) // 128 * 128))
 
@@ -46,6 +47,15 @@ class HalfKernel:
         workers = process_workers()
         workers.use_torch()
         return workers
+
+
+def as_tensor(rows: NDArray[Any]) -> Any:
+    """The same memory as a tensor. torch warns that writing to read-only pages would fail, and nothing is ever written."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(rows)
 
 
 class _PreparedHalf:

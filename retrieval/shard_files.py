@@ -180,7 +180,7 @@ def finished_shard(directory: Path, month: str, source: str, encoder: EncoderIde
 
 def stored_vectors(directory: Path, month: str) -> Vectors:
     """The vectors of a finished month, memory-mapped."""
-    vectors: Vectors = np.asarray(np.load(directory / month / VECTORS, mmap_mode="r", allow_pickle=False))
+    vectors: Vectors = _mapped(directory / month / VECTORS)
     return vectors
 
 
@@ -256,8 +256,8 @@ def _write_lists(file: Path, vectors: Vectors, days: DayTable, settings: Approxi
 
 
 def _mapped(file: Path) -> Any:
-    # private pages: torch takes no read-only arrays, and nothing is ever written
-    return np.asarray(np.load(file, mmap_mode="c", allow_pickle=False))
+    # read-only: the kernel promises memory for pages that could be written, and refuses files that are larger than it has
+    return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
 
 
 def _check_hashes(where: Path, manifest: ShardManifest, names: Sequence[str] | None = None) -> None:

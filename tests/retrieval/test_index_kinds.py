@@ -84,6 +84,17 @@ def test_another_kind_is_made_from_the_vectors_that_are_there(tmp_path: Path) ->
     assert prints[0] == prints[1]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [EXACT, HALF_KIND])
+def test_the_files_of_a_shard_are_mapped_and_never_writable(tmp_path: Path, kind: IndexKind) -> None:
+    build_index(corpus(), ENCODER, tmp_path, kind=kind)
+    shards = Library.open(tmp_path).load()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split()[1] for line in maps if line.endswith((VECTORS, HALF)) and str(tmp_path) in line]
+    assert len(mapped) == len(shards) * (1 if kind == EXACT else 2)
+    assert set(mapped) == {"r--s"}
+
+
 @pytest.mark.parametrize("damage", ["gone", "flipped", "not named"])
 def test_a_shard_without_its_half_precision_copy_does_not_load(tmp_path: Path, damage: str) -> None:
     build_index(corpus(), ENCODER, tmp_path, kind=HALF_KIND)
