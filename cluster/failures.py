@@ -58,6 +58,17 @@ class DataError(PastcastError):
     """An input file or row is wrong."""
 
 
+class Interrupted(PastcastError):
+    """A signal ended a run before it was whole, and what was to follow it with it; the message says how to go on."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message, signal)
+        self.signal = signal
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class InfrastructureError(PastcastError):
     """Something under the run failed (an engine, a shard, a node): the attempt is repeated elsewhere, never scored.
 

@@ -104,13 +104,15 @@ class EngineClient:
         return found
 
     async def _ask(self, answer: Any) -> Any:
-        """The pool's answer. Raises InfrastructureError `pool-lost` when its actor is gone."""
+        """The pool's answer. Raises InfrastructureError `pool-lost` when its actor is gone, `pool-unreachable` when it is
+        only out of reach: a network that fails for a moment must not end a run."""
         try:
             return await answer
         except RayTaskError:
             raise
         except RayError as error:
-            raise InfrastructureError("pool-lost", f"{type(error).__name__}: {error}") from None
+            reason = "pool-lost" if proves_death(error) else "pool-unreachable"
+            raise InfrastructureError(reason, f"{type(error).__name__}: {error}") from None
 
 
 class EnginePool:

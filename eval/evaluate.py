@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cluster.config import Settings
-from cluster.failures import DataError
+from cluster.failures import DataError, Interrupted
 from eval.checkpoints import CheckpointComparison, compare_checkpoints
 from rollout.execute import execute
 from rollout.plan import make_plan
@@ -11,13 +11,15 @@ from rollout.progress import Report, RunSummary
 
 
 def roll_out(settings: Settings, report: Report) -> RunSummary:
-    """Run or resume the run of these settings in its directory. Raises DataError if it did not finish."""
+    """Run or resume the run of these settings in its directory.
+
+    Raises DataError if it did not finish, Interrupted if that is what a signal asked for.
+    """
     plan = make_plan(settings)
     summary = execute(plan, resume=True, report=report)
     if summary.recorded < summary.scheduled:
-        raise DataError(
-            f"{settings.run.directory} holds {summary.recorded} of {summary.scheduled} forecasts; run the same command again"
-        )
+        message = f"{settings.run.directory} holds {summary.recorded} of {summary.scheduled} forecasts; run the same command again"
+        raise DataError(message) if summary.signal is None else Interrupted(message, summary.signal)
     if summary.bugs or summary.lost:
         raise DataError(
             f"{settings.run.directory}: {summary.bugs} forecasts ended in a bug of pastcast and {summary.lost} were lost to "

@@ -199,6 +199,8 @@ class Coordinator:
         self.retried = 0
         """Attempts that infrastructure failed and that were queued again."""
         self._spent = self.tally.price
+        self._owed = 0.0
+        """US dollars that attempts without a record cost and that no record carries yet."""
         self._kinds = Counter(self.tally.kinds)
         self._chains: dict[int, _Chain] = {}
         self._order = WorkOrder()
@@ -271,10 +273,12 @@ class Coordinator:
         if running is None:
             if outcome.lease in self._abandoned:
                 self._abandoned.discard(outcome.lease)
-                self._spent += outcome.price
+                self._owe(outcome)
                 self._check_budgets()
             return False
         lease, packed, failure = running.lease, outcome.packed, outcome.failure
+        if packed is None or packed.key != lease.key:
+            self._owe(outcome)
         if packed is not None and packed.key != lease.key:
             failure = Failure(kind="bug", reason="wrong-key", detail=f"the record of {lease.key} says {packed.key}")
             packed = None
@@ -285,7 +289,6 @@ class Coordinator:
             self._order.took(lease.key.mode, outcome.seconds)
             self._arrive(running.chain, packed)
         elif failure is not None:
-            self._spent += outcome.price
             self._fail(outcome.lease, failure, now)
         self._check_budgets()
         return True
@@ -356,6 +359,11 @@ class Coordinator:
         return len(self._waiting)
 
     @property
+    def over(self) -> Halt | None:
+        """Why nothing is left to be done, such as a budget that earlier sittings spent; None while there is."""
+        return self.halted or self._halt()
+
+    @property
     def closing(self) -> Halt | None:
         """Why no step is started any more; None while the run goes on."""
         return self._closed
@@ -398,10 +406,18 @@ class Coordinator:
         packed = self._write_off(chain.keys[0], failure, chain.carried, max(1, chain.attempts))
         self._arrive(number, packed)
 
+    def _owe(self, outcome: StepOutcome) -> None:
+        """What it cost counts at once, and is in the ledger with the next record."""
+        price = outcome.price if outcome.packed is None else outcome.packed.price
+        self._spent += price
+        self._owed += price
+
     def _arrive(self, number: int, packed: PackedForecast) -> None:
         self._chains[number].committing = True
-        self._arrived.append((number, packed))
         self._spent += packed.price
+        if self._owed:
+            packed, self._owed = packed.model_copy(update={"price": packed.price + self._owed}), 0.0
+        self._arrived.append((number, packed))
         if packed.failure is not None:
             self._kinds[packed.failure.kind] += 1
 
@@ -478,6 +494,8 @@ class Coordinator:
         chain = self._chains.get(number)
         if chain is None:
             return
+        if self._closed is not None and chain.lease is None:
+            return  # it waits because nothing is started any more: what it lacks is left open
         chain.overdue = True
         if chain.committing:
             return  # what it carries is settled by that commit

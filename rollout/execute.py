@@ -52,6 +52,7 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
     """
     run = RunDirectory(plan.settings.run.directory)
     mirror = plan.settings.run.mirror
+    resumed: _Run | None = None
     with contextlib.closing(run.lock()), contextlib.ExitStack() as stack:
         if not run.exists and mirror is not None:
             take_up(run, mirror, plan.manifest, resume)
@@ -61,9 +62,10 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
             run.check_resumable(plan.manifest)
             ledger = stack.enter_context(run.ledger())
             status = stack.enter_context(_status(run, plan.settings, stack))
-            scheduled, finished = ledger.counts()
-            if scheduled == finished and not retry:
-                return _Run(plan, ledger, report, status, 0).summary(Halt("complete"))
+            if not retry:
+                resumed = _Run(plan, ledger, report, status, 0)
+                if (halt := resumed.over) is not None:
+                    return resumed.summary(halt)
         if plan.settings.model.kind == "endpoint":
             # Here only to be said before anything is laid or started.
             read_keys(plan.settings.endpoint.key_env, os.environ)
@@ -75,7 +77,7 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
             status = stack.enter_context(_status(run, plan.settings, stack))
         status.measure(RunMetrics(plan.manifest.fingerprint).publish, metrics_address())
         reopened = ledger.retry(retry, f"--retry {' '.join(sorted(retry))}").total if retry else 0
-        return asyncio.run(_Run(plan, ledger, report, status, reopened).go())
+        return asyncio.run((resumed or _Run(plan, ledger, report, status, reopened)).go())
 
 
 class _Run:
@@ -96,6 +98,11 @@ class _Run:
         self._coordinator = Coordinator(plan.keys, finished, Limits.of(plan.settings), write_off, earlier)
         self._sitting: Sitting | None = None
         self._began = monotonic()
+
+    @property
+    def over(self) -> Halt | None:
+        """Why nothing needs to be started: all is recorded, or a budget is spent."""
+        return self._coordinator.over
 
     async def go(self) -> RunSummary:
         settings = self._settings.rollout

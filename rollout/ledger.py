@@ -6,8 +6,8 @@ that was never scheduled is refused. Nothing is ever deleted: a record that `ret
 superseded, and its key is open again.
 """
 
+import contextlib
 import datetime as dt
-import fcntl
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,6 +17,7 @@ from typing import IO, Any, Self
 
 from cluster.clock import Clock, utc_now
 from cluster.failures import DataError, FailureKind
+from cluster.lock import try_lock
 from cluster.record import Record
 from rollout.notebook import NotebookState
 from rollout.packed import PackedForecast, unpack_trajectory
@@ -237,8 +238,13 @@ class Ledger:
     def changes(self, after: int, limit: int, limit_bytes: int = 1 << 62) -> list[Change]:
         """The changes that follow the one numbered `after` (0: from the first), in order.
 
-        At most `limit`, and no more once their records and trajectories exceed `limit_bytes`.
+        At most `limit`, and no more once their records and trajectories exceed `limit_bytes`. None is left out, whatever is
+        written meanwhile.
         """
+        with self._at_one_moment():
+            return self._changes(after, limit, limit_bytes)
+
+    def _changes(self, after: int, limit: int, limit_bytes: int) -> list[Change]:
         gone = self._connection.execute(
             "SELECT change, forecast, at, why FROM superseded WHERE change > ? ORDER BY change LIMIT ?", (after, limit)
         )
@@ -364,12 +370,21 @@ class Ledger:
             return
         # A file of its own: closing a second handle on the database would drop SQLite's own locks.
         handle = self.path.with_name(f"{self.path.name}.writer").open("wb")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            handle.close()
-            raise DataError(f"ledger {self.path} has another writer; end it, or wait for it") from error
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(handle)
+            if not try_lock(handle):
+                raise DataError(f"ledger {self.path} has another writer; end it, or wait for it")
+            stack.pop_all()
         self._writer = handle
+
+    @contextlib.contextmanager
+    def _at_one_moment(self) -> Iterator[None]:
+        """Several questions see the ledger as it was at the first of them."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("COMMIT")
 
     def _begin(self) -> None:
         self._connection.execute("BEGIN IMMEDIATE")

@@ -6,7 +6,7 @@ records, are refused. What was taken back in any of the runs is taken back in th
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cluster.failures import DataError, SettingsError
@@ -22,6 +22,9 @@ BATCH_CHANGES = 500
 BATCH_BYTES = 64 * 2**20
 """A batch is closed once it holds more: all that a merge keeps in memory of records."""
 CONFLICTS_NAMED = 5
+
+Chain = tuple[str, str, str, int]
+"""Model, event, mode and rollout."""
 
 
 class MergeSummary(Record):
@@ -68,10 +71,11 @@ def merge_runs(out: Path, runs: Sequence[Path]) -> MergeSummary:
     floor = {key: p for d in directories for key, p in d.floor().items()}
     unused = list({row: None for d in directories for row in d.unused()})
     held = [_look(d) for d in directories]
-    _refuse_conflicts(held)
+    retracted = _taken_back(held)
+    _refuse_conflicts(held, retracted)
     files = start_content(settings.model_copy(update={"run": run}), manifest, events, floor, unused)
     with target.lock():
-        target.lay(files, schedule, _changes(directories, held))
+        target.lay(files, schedule, _changes(directories, held, retracted))
     with target.ledger() as ledger:
         scheduled, recorded = ledger.counts()
         superseded = ledger.last_change() - recorded
@@ -149,8 +153,30 @@ def _look(directory: RunDirectory) -> _Held:
     return _Held(path=directory.path, until=until, current=current, retracted=retracted)
 
 
-def _refuse_conflicts(held: Sequence[_Held]) -> None:
-    retracted = {identity for h in held for identity in h.retracted}
+def _taken_back(held: Sequence[_Held]) -> dict[str, Superseded]:
+    """By identity: what one of the runs took back, and what another had made meanwhile from the notebook of such a record.
+
+    That is what the retry itself would have taken back, had it seen it.
+    """
+    retracted = {identity: change for h in held for identity, change in h.retracted.items()}
+    made_from = {}
+    for h in held:
+        stale: dict[Chain, tuple[ForecastKey, Superseded]] = {}
+        for key, (identity, _) in h.current.items():
+            first = stale.get(_chain(key))
+            if key.mode == "memory-on" and identity in retracted and (first is None or key.date < first[0].date):
+                stale[_chain(key)] = key, retracted[identity]
+        for key, (identity, _) in h.current.items():
+            if (first := stale.get(_chain(key))) is not None and key.date > first[0].date:
+                made_from[identity] = first[1]
+    return made_from | retracted
+
+
+def _chain(key: ForecastKey) -> Chain:
+    return key.model, key.event, key.mode, key.rollout
+
+
+def _refuse_conflicts(held: Sequence[_Held], retracted: Mapping[str, Superseded]) -> None:
     kept: dict[ForecastKey, tuple[str, Path]] = {}
     conflicts = []
     for h in held:
@@ -169,9 +195,10 @@ def _refuse_conflicts(held: Sequence[_Held]) -> None:
         )
 
 
-def _changes(directories: Sequence[RunDirectory], held: Sequence[_Held]) -> Iterator[list[Change]]:
+def _changes(
+    directories: Sequence[RunDirectory], held: Sequence[_Held], retracted: Mapping[str, Superseded]
+) -> Iterator[list[Change]]:
     """What the result's ledger replays: first what was taken back, so that its keys are open, then what stands."""
-    retracted = {identity: change for h in held for identity, change in h.retracted.items()}
     number = 0
     for taken_back in (True, False):
         written: set[str | ForecastKey] = set()

@@ -56,6 +56,8 @@ class RunMetrics:
         )
         self._counted = dict.fromkeys(_COUNTERS, 0)
         self._reasons: set[str] = set()
+        self._seen: dict[tuple[str, str], None] = {}
+        """Engines that were published, by number and node."""
 
     def publish(self, status: RunStatus) -> None:
         """Set every metric to what the status says."""
@@ -91,10 +93,14 @@ class RunMetrics:
         for state in get_args(EngineState):
             count = sum(e.state == state for e in status.engines)
             self._states.set(float(count), {**self._run, "state": state})
-        for engine in status.engines:
-            tags = {**self._run, "engine": str(engine.engine), "node": engine.node}
+        engines = {(str(e.engine), e.node): e for e in status.engines}
+        self._seen |= dict.fromkeys(engines)
+        for number, node in self._seen:
+            # One that has left does nothing: else it would be seen to work for ever.
+            engine = engines.get((number, node))
+            tags = {**self._run, "engine": number, "node": node}
             for name, gauge in self._engines.items():
-                gauge.set(float(getattr(engine, name.removeprefix("pastcast_engine_"))), tags)
+                gauge.set(float(getattr(engine, name.removeprefix("pastcast_engine_"))) if engine else 0.0, tags)
 
 
 def metrics_address() -> str:

@@ -231,8 +231,10 @@ class Mirror:
         while True:
             closing = self._closing.is_set()
             try:
+                # Asked before the lock is taken, for which the driver's loop may wait.
+                last = ledger.last_change()
                 with self._lock:
-                    self._pace.saw(self._clock(), ledger.last_change())
+                    self._pace.saw(self._clock(), last)
                     may_try = self._pace.may_try(self._clock())
                 if not attached and may_try:
                     self._attach(ledger)

@@ -18,7 +18,8 @@ class PackedForecast(Record):
     """memory-on: what the next step of the chain carries."""
     output_tokens: int
     price: float
-    """US dollars; 0 for our own engines."""
+    """US dollars; 0 for our own engines. In the ledger, with what attempts that left no record had cost when it was stored:
+    the ledger's sum is what the run has cost, while the record itself says what its own attempt did."""
     record: str
     """The ForecastRecord as JSON."""
     trajectory: bytes | None

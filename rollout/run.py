@@ -4,8 +4,8 @@ A run directory is never shared: it is locked while a process works in it, and a
 manifest equals the new one. The manifest is written last, so a directory without one was never started.
 """
 
+import contextlib
 import datetime as dt
-import fcntl
 import json
 import os
 import time
@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 
 from cluster.config import Settings, dump_settings, load_settings
 from cluster.failures import DataError, SettingsError
+from cluster.lock import try_lock
 from cluster.record import Record
 from retrieval.corpus.rows import QuarantinedRow
 from rollout.events.event import Belief, Event
@@ -141,19 +142,15 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         handle = (self.path / "lock").open("wb")
         tries = 10
-        for left in reversed(range(tries)):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(handle)
+            for left in reversed(range(tries)):
+                if try_lock(handle):
+                    stack.pop_all()
+                    return handle
                 if left:
                     time.sleep(LOCK_SECONDS / tries)
-                    continue
-                handle.close()
-                raise SettingsError(
-                    f"{self.path} is in use by another process; wait for it or choose another directory"
-                ) from error
-            break
-        return handle
+            raise SettingsError(f"{self.path} is in use by another process; wait for it or choose another directory")
 
     def in_use(self) -> bool:
         """Whether a process works in this run."""
@@ -162,11 +159,7 @@ class RunDirectory:
         except FileNotFoundError:
             return False
         with handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
-        return False
+            return not try_lock(handle, shared=True)
 
     def write_status(self, text: str) -> None:
         """Replace the run's status. It may be lost in a power cut: the ledger is the truth."""
@@ -188,6 +181,12 @@ class RunDirectory:
             stream.flush()
             os.fsync(stream.fileno())
         part.replace(self.path / name)
+        # The new name as well: a directory without its manifest is taken for one that was never started.
+        folder = os.open(part.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def start_content(

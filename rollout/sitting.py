@@ -157,11 +157,23 @@ class Sitting:
         self._news.set()
         replacement = await self._crew.replace()
         self._workers -= 1
-        if replacement is not None:
-            self._seat(replacement)
-        elif self._workers == 0:
-            detail = "every rollout worker has died and replacements are spent; the log says of what"
-            self._coordinator.fatal(Failure(kind="infrastructure", reason="no-worker", detail=detail), monotonic())
+        while replacement is None:
+            if self._workers == 0:
+                detail = "every rollout worker has died and no more may be hired now; the log says of what"
+                self._coordinator.fatal(Failure(kind="infrastructure", reason="no-worker", detail=detail), monotonic())
+                self._news.set()
+                return
+            wait = self._crew.replacement_in()
+            self._log.warning(
+                "too-many-replacements",
+                "rollout workers die too often: %d are left, and the next is hired in %.0f s",
+                self._workers,
+                wait,
+            )
+            await asyncio.sleep(wait)
+            replacement = await self._crew.replace()
+        self._seat(replacement)
+        self._news.set()
 
     def _tell(self, failure: Failure) -> None:
         """One line for each kind of failure, however often it comes; a bug's traceback is printed at the end."""

@@ -5,6 +5,7 @@ So a reader also looks at the lock, which a living driver holds, and at the ledg
 """
 
 import datetime as dt
+import logging
 import os
 import platform
 from collections import deque
@@ -17,12 +18,15 @@ from pydantic import ValidationError
 
 from cluster.clock import Clock, monotonic, utc_now
 from cluster.failures import DataError
+from cluster.log_limit import LogLimit
 from cluster.pool_view import EngineView, PoolView
 from cluster.record import Record
 from rollout.mirror import SCHEDULE_FILE, Mirror, MirrorState, read_index, read_parts, read_start_file
 from rollout.mirror_store import MirrorStore
 from rollout.progress import Progress
 from rollout.run import STATUS_FILE, RunDirectory
+
+logger = logging.getLogger(__name__)
 
 WRITE_SECONDS = 1.0
 RATE_SECONDS = 300.0
@@ -114,6 +118,7 @@ class StatusWriter:
         self._last: tuple[Progress, PoolView | None] | None = None
         self._publish = publish
         self._metrics = ""
+        self._log = LogLimit(logger, clock=seconds)
 
     def measure(self, publish: Callable[[RunStatus], None], address: str) -> None:
         """From now on every status also becomes metrics, which are served at `address`."""
@@ -174,7 +179,11 @@ class StatusWriter:
             metrics="" if ended else self._metrics,
         )
         text = status.model_dump_json(indent=1)
-        self._run.write_status(text)
+        try:
+            self._run.write_status(text)
+        except OSError as error:
+            # The ledger is the truth, and has its own say about the disk: no forecast is lost for a status.
+            self._log.error("status-not-written", "%s could not be written: %s", self._run.path / STATUS_FILE, error)
         if self._mirror is not None:
             self._mirror.note(text)
         self._publish(status)

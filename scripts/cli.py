@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from cluster.config import Settings, dump_settings, load_settings
-from cluster.failures import FailureKind, PastcastError, SettingsError
+from cluster.failures import FailureKind, Interrupted, PastcastError, SettingsError
 from scripts.terminal import ProgressBar, console, errors
 
 if TYPE_CHECKING:
@@ -379,9 +379,12 @@ def _print_counts(title: str, counts: dict[str, int]) -> None:
 
 
 def main() -> None:
-    """The console script: an error of ours is a message and exit status 2, never a traceback."""
+    """The console script: an error of ours is a message and exit status 2, never a traceback; a signal's is 128 and its number."""
     try:
         app()
+    except Interrupted as error:
+        errors.print(f"stopped: {error}", markup=False, highlight=False)
+        sys.exit(128 + error.signal)
     except PastcastError as error:
         errors.print(f"error: {error}", style="red", markup=False, highlight=False)
         sys.exit(2)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from cluster.config import EndpointSettings, SamplingSettings
 from cluster.endpoint.answer import Answer, EndpointFault
@@ -108,6 +108,9 @@ class RemoteGate:
             if isinstance(error.cause, PastcastError):
                 raise error.cause from None
             raise
+        except ActorUnavailableError as error:
+            # Out of reach, not gone: a network that fails for a moment must not end a run.
+            raise InfrastructureError("endpoint-gate-unreachable", str(error)) from None
         except RayError as error:
             raise InfrastructureError("endpoint-gone", f"the gatekeeper of the run's limits died: {error}") from None
 

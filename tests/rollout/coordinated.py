@@ -120,6 +120,9 @@ class Played:
         self.go()
         return told
 
+    def finish_late(self, lease, **made):
+        return self.state.outcome(StepOutcome(lease=lease.number, packed=packed(lease.key, **made)), self.now)
+
     def fail(self, lease, failure=BROKEN, price=0.0):
         self.leases.pop(lease.number, None)
         told = self.state.outcome(StepOutcome(lease=lease.number, failure=failure, price=price), self.now)

@@ -209,6 +209,16 @@ def test_an_episode_past_its_deadline_ends_and_what_it_lacks_is_recorded(moment)
     assert run.state.halted == Halt("complete")
 
 
+def test_an_episode_that_only_waits_because_the_run_is_ending_is_left_open():
+    other = keys(events=("b",), modes=("memory-free",), count=1)[:1]
+    run = Played(CHAIN + other, limits=limits(step_s=1000.0, max_cost=1.0))
+    run.finish(run.lease(CHAIN[0]), price=1.0)
+    run.go(300.0)
+    run.finish(run.lease(other[0]))
+    assert run.state.halted == Halt("max-cost")
+    assert set(run.ledger) == {CHAIN[0], other[0]}
+
+
 def test_independent_steps_have_no_episode_deadline():
     run = Played(keys(modes=("memory-free",)), seats=1, limits=limits(step_s=1000.0))
     run.go(900.0)
@@ -355,6 +365,30 @@ def test_what_an_abandoned_step_cost_is_counted_once():
     for _ in range(2):
         assert not run.fail(lease, Failure(kind="infrastructure", reason="abandoned"), price=0.75)
     assert run.state.spent == 0.75
+
+
+def test_a_result_that_came_too_late_has_still_cost_what_it_says():
+    run = Played(ONE)
+    (lease,) = run.leases.values()
+    run.go(100.0)
+    assert not run.finish_late(lease, price=0.75)
+    assert run.state.spent == 0.75
+
+
+def test_what_attempts_without_a_record_cost_is_in_the_ledger_and_known_to_the_next_sitting():
+    made = keys(modes=("memory-free",))
+    run = Played(made, seats=3)
+    failing, abandoned, wrong = run.leases.values()
+    run.fail(failing, price=0.5)
+    run.leases.pop(wrong.number)
+    run.state.outcome(StepOutcome(lease=wrong.number, packed=packed(made[-1], price=0.125)), run.now)
+    run.go(100.0)
+    run.fail(abandoned, Failure(kind="infrastructure", reason="abandoned"), price=0.25)
+    run.finish(next(iter(run.leases.values())), price=1.0)
+    assert run.state.spent == 1.875
+    assert sum(stored.price for stored in run.ledger.values()) == 1.875
+    own = [ForecastRecord.model_validate_json(stored.record).usage.price for stored in run.ledger.values()]
+    assert sum(own) == 1.0, "a record says what its own attempt cost"
 
 
 @pytest.mark.parametrize(("kind", "reason", "budget"), [("data", "data-failures", 1), ("bug", "bugs", 2)])

@@ -215,3 +215,20 @@ def test_a_ledger_of_another_version_is_refused_with_what_to_do(tmp_path):
         connection.execute("UPDATE version SET number = 1")
     with pytest.raises(DataError, match="has version 1 and this code reads 2; read it with the code that wrote it"):
         Ledger.open(file)
+
+
+def test_changes_that_are_read_while_others_are_written_leave_none_out(tmp_path):
+    keys = days("e1", "memory-free", 3)
+    with Ledger.create(tmp_path / "l.sqlite", keys) as writer, Ledger.open(tmp_path / "l.sqlite") as reader:
+        writer.commit([failed(keys[0], "infrastructure")])
+
+        def between(statement):
+            """A retry and a commit come between the two questions."""
+            if "FROM forecasts JOIN contents" in statement and writer.last_change() == 1:
+                writer.retry({"infrastructure"}, "asked for")
+                writer.commit([packed(keys[1])])
+
+        reader._connection.set_trace_callback(between)
+        assert [c.change for c in reader.changes(0, 100)] == [1]
+        assert writer.last_change() == 3
+        assert [c.change for c in reader.changes(1, 100)] == [2, 3]

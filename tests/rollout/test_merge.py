@@ -124,6 +124,24 @@ def test_what_one_job_took_back_is_taken_back_in_any_order(tmp_path, laid, order
     assert now[second].failure is not None
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_was_made_from_a_notebook_that_another_job_replaced_is_taken_back_too(tmp_path, laid, order):
+    chain = [k for k in EVERY_KEY if (k.event, k.mode, k.rollout) == ("e00", "memory-on", 0)]
+    apart = [k for k in EVERY_KEY if (k.event, k.mode, k.rollout) == ("e00", "memory-free", 0)]
+    commit(laid, [*chain[:1], *apart[:1]])
+    commit(laid, [chain[1], apart[1]], kind="infrastructure")
+    stale = copy(laid, tmp_path / "two")
+    commit(stale, [*chain[2:], *apart[2:]])
+    retry(laid)
+    commit(laid, [chain[1], apart[1]])
+    runs = [laid, stale]
+    merge_runs(tmp_path / "out", [runs[i].path for i in order])
+    out = RunDirectory(tmp_path / "out")
+    assert set(current(out)) == {*chain[:2], *apart}
+    assert retractions(out) == 4
+    assert all(record.failure is None for record in current(out).values())
+
+
 def test_shares_are_disjoint_complete_and_even():
     for of in range(1, 16):
         shares = [share_of(EVENTS, f"{i}/{of}") for i in range(1, of + 1)]

@@ -1,7 +1,10 @@
 """The run directory: laid whole or not at all, held by one process, never another run's."""
 
 import datetime as dt
+import errno
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +99,25 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path: Path) -
         assert "SettingsError" in other.stderr
         assert "in use by another process" in other.stderr
     RunDirectory(tmp_path).lock().close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_not_taken_for_a_run_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    run = RunDirectory(tmp_path)
+    lay(run)
+    (tmp_path / "lock").touch()
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for lock in (run.lock, run.in_use):
+        with pytest.raises(SettingsError, match="its file system has no locks"):
+            lock()
+    with run.ledger() as ledger, pytest.raises(SettingsError, match="has no locks"):
+        ledger.commit([])
 
 
 @pytest.mark.parametrize(

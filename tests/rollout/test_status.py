@@ -135,6 +135,18 @@ def test_it_is_written_once_a_second_and_whole(run):
     assert len(said) == 4
 
 
+def test_a_status_that_cannot_be_written_ends_nothing(run, caplog):
+    (run.path / "status.json.part").mkdir()
+    time_, said = Time(), []
+    writer = time_.writer(run, publish=said.append)
+    for second in range(3):
+        time_.seconds = float(second)
+        writer.tell(progress(), None)
+    writer.end("complete")
+    assert len(said) == 4
+    assert [r.message.split(" could not")[0] for r in caplog.records] == [str(run.path / "status.json")]
+
+
 def test_the_last_word_says_why_the_driver_ended(run):
     writer = Time().writer(run)
 
@@ -239,6 +251,14 @@ def test_the_metrics_endpoint_of_a_session_shows_the_run(run):
                 break
             time.sleep(1)
         assert wanted.items() <= found.items(), found
+        # An engine that has left is not seen to work for ever.
+        metrics.publish(read_status(str(run.path)).status.model_copy(update={"engines": ()}))
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and found['ray_pastcast_engine_waiting{engine="1"}']:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                found = samples(answer.read().decode())
+            time.sleep(1)
+        assert found['ray_pastcast_engine_waiting{engine="1"}'] == 0.0
 
 
 def samples(text):

@@ -11,9 +11,10 @@ import typer
 from typer.testing import CliRunner
 
 from cluster.config import load_settings
+from cluster.failures import Interrupted
 from rollout.events.world import make_world, write_settings
 from rollout.progress import Bug, RunSummary
-from scripts.cli import app, say_how_it_ended
+from scripts.cli import app, main, say_how_it_ended
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -163,3 +164,17 @@ def test_how_a_run_ended_is_said_and_is_its_exit_status(ended, signal, bugs, sta
     out, err = capsys.readouterr()
     assert said in " ".join((out + err).split())
     assert (traceback in err) == bool(bugs)
+
+
+def test_an_evaluation_that_a_signal_ended_has_that_signals_status(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise Interrupted("runs/base holds 3 of 9 forecasts; run the same command again", 2)
+
+    monkeypatch.setattr("eval.evaluate.evaluate_checkpoint", interrupted)
+    monkeypatch.setattr("sys.argv", ["pastcast", "eval", "--checkpoint", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert "stopped: runs/base holds 3 of 9 forecasts; run the same command again" in " ".join(
+        capsys.readouterr().err.split()
+    )

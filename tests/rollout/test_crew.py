@@ -1,0 +1,137 @@
+"""Workers that die, do not hear, or die again and again: played by awaitable answers, without Ray."""
+
+import asyncio
+import datetime as dt
+
+import pytest
+from coordinated import LIMITS, packed
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from rollout import crew as crew_module
+from rollout.coordinator import Coordinator, Halt, Limits
+from rollout.crew import REPLACEMENT_SECONDS, REPLACEMENTS, Crew, WorkerGone
+from rollout.episode import schedule
+from rollout.lease import StepOutcome
+from rollout.ledger import Ledger
+from rollout.sitting import Sitting
+from rollout.write_off import WriteOffs
+
+GONE = ActorDiedError()
+UNHEARD = ActorUnavailableError("the connection broke", None)
+
+
+class Method:
+    def __init__(self, answer):
+        self._answer = answer
+
+    def remote(self, *arguments):
+        return asyncio.ensure_future(self._answer(*arguments))
+
+
+class Played:
+    """A worker that answers every lease as soon as `until` says, or fails as told."""
+
+    def __init__(self, take=None, results=None, until=lambda: True):
+        self._faults = {"take": take, "results": results}
+        self._until = until
+        self._outcomes = []
+        self.was_given = False
+        self.take, self.results, self.ready = Method(self._take), Method(self._results), Method(self._ready)
+
+    async def _take(self, leases, abandoned):
+        self._raise("take")
+        self.was_given = self.was_given or bool(leases)
+        self._outcomes += [StepOutcome(lease=lease.number, packed=packed(lease.key)) for lease in leases]
+
+    async def _results(self, patience_s):
+        await asyncio.sleep(0.01)
+        self._raise("results")
+        if not self._until():
+            return []
+        found, self._outcomes = self._outcomes, []
+        return found
+
+    async def _ready(self):
+        return True
+
+    def _raise(self, what):
+        if (error := self._faults[what]) is not None:
+            raise error
+
+
+def hiring(workers):
+    """Hires these in order."""
+    left = iter(workers)
+    return lambda: next(left)
+
+
+def test_a_worker_that_did_not_hear_what_it_was_given_is_given_up():
+    ended = []
+    worker = Played(take=UNHEARD)
+
+    async def story():
+        crew = Crew(hiring([worker]), 1, 10.0, ended.append)
+        (number,) = await crew.assemble()
+        assert await crew.listen(number) == []
+        crew.give(number, [], [7])
+        with pytest.raises(WorkerGone, match="the connection broke"):
+            await crew.listen(number)
+
+    asyncio.run(story())
+    assert ended == [worker]
+
+
+def test_workers_are_replaced_at_a_bounded_rate_and_not_only_so_often():
+    now, hired = 0.0, []
+
+    async def story():
+        nonlocal now
+        crew = Crew(lambda: hired.append(1) or Played(), 0, 10.0, lambda _: None, clock=lambda: now)
+        for _ in range(REPLACEMENTS):
+            now += 1.0
+            assert await crew.replace() is not None
+        assert await crew.replace() is None
+        assert crew.replacement_in() == REPLACEMENT_SECONDS - REPLACEMENTS + 1
+        now += crew.replacement_in()
+        assert await crew.replace() is not None
+        assert await crew.replace() is None
+
+    asyncio.run(story())
+    assert len(hired) == REPLACEMENTS + 1
+
+
+def sitting(workers, size, tmp_path):
+    """A sitting of a few forecasts whose workers are these, in order; its halt and the ledger's failures."""
+    days = [dt.date(2030, 1, d) for d in range(1, 9)]
+    keys = schedule("m", {"a": days}, ("memory-free",), 1)
+    limits: Limits = LIMITS.model_copy(update={"attempts": 50})
+    with Ledger.create(tmp_path / "ledger.sqlite", keys) as ledger:
+        coordinator = Coordinator(keys, {}, limits, WriteOffs({"a": ("YES", "NO")}, "compact", ""))
+
+        async def story():
+            crew = Crew(hiring(workers), size, 10.0, lambda _: None)
+            async with asyncio.timeout(60):
+                return await Sitting(coordinator, crew, 1, ledger, None, 1.0, lambda: None).run()
+
+        halt = asyncio.run(story())
+        return halt, ledger.counts(), ledger.failures()
+
+
+def test_a_run_whose_workers_are_all_lost_leaves_its_forecasts_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(crew_module, "REPLACEMENTS", 1)
+    halt, counts, failures = sitting([Played(take=UNHEARD), *(Played(results=GONE) for _ in range(2))], 2, tmp_path)
+    assert (halt.reason, halt.failure.reason) == ("fatal", "no-worker")
+    assert counts == (8, 0)
+    assert not failures
+
+
+def test_a_run_goes_on_with_the_workers_that_are_left_until_another_may_be_hired(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(crew_module, "REPLACEMENTS", 1)
+    monkeypatch.setattr(crew_module, "REPLACEMENT_SECONDS", 0.2)
+    late = Played()
+    waiting = Played(until=lambda: late.was_given)
+    halt, counts, failures = sitting([Played(take=UNHEARD), waiting, Played(results=GONE), late], 2, tmp_path)
+    assert halt == Halt("complete")
+    assert counts == (8, 8)
+    assert not failures
+    assert "rollout workers die too often: 1 are left" in caplog.text
