@@ -41,7 +41,7 @@ class RunSettings(Section):
     directory: Path = Path("runs/run")
     seed: int = 0
     max_cost: PositiveFloat | None = None
-    """US dollars: no step is started once the run's forecasts have cost this much."""
+    """US dollars: no step is started once the run has cost this much, failed attempts included."""
     share: str | None = Field(None, pattern=r"^[1-9]\d*(,[1-9]\d*)*/[1-9]\d*$")
     """Which share of the events this job runs, when several jobs divide them: `2/4` is the second of four, `1,3/4` two of
     them. `pastcast merge` joins the runs."""

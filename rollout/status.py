@@ -1,7 +1,8 @@
 """What a run says of itself while it goes on, for another terminal: written by the driver each second, read by anyone.
 
 `status.json` is replaced whole and never waited for. What it says may be old: a driver that was killed cannot say so.
-So a reader also looks at the lock, which a living driver holds, and at the ledger, which is the truth about records.
+So a reader also looks at the lock, which a living driver holds, and at the ledger, which is the truth about records
+and is read wherever no other machine writes it.
 """
 
 import datetime as dt
@@ -202,7 +203,7 @@ class StatusReport(Record):
     """Whether a process works in the run; None where it cannot be known (a mirror)."""
     scheduled: int
     done: int | None
-    """Records in the ledger; of a mirror, what its driver said last, None if it has said nothing."""
+    """Records in the ledger; of a mirror, and of a run on another machine, what its driver said last, None if nothing."""
     failures: dict[str, int]
     parts: int | None
     """Of a mirror: how many there are; None for a directory."""
@@ -239,11 +240,15 @@ def read_status(run: str, clock: Clock = utc_now) -> StatusReport:
 def _of_directory(run: RunDirectory, clock: Clock) -> StatusReport:
     run.manifest()
     driver = run.in_use()
-    with run.ledger() as ledger:
-        scheduled, done = ledger.counts()
-        failures = ledger.failures()
     file = run.path / STATUS_FILE
     status = _parsed(file.read_bytes(), str(file)) if file.is_file() else None
+    if driver and status is not None and not status.ended and status.host != platform.node():
+        # SQLite's log is not shared between machines: a ledger that is written on another one may be read wrongly.
+        scheduled, done, failures = status.scheduled, status.done, status.failures
+    else:
+        with run.ledger() as ledger:
+            scheduled, done = ledger.counts()
+            failures = ledger.failures()
     return StatusReport(
         run=str(run.path),
         status=status,

@@ -135,6 +135,16 @@ def test_it_is_written_once_a_second_and_whole(run):
     assert len(said) == 4
 
 
+def test_a_run_that_goes_on_on_another_machine_is_read_from_its_drivers_word(run, monkeypatch):
+    monkeypatch.setattr("platform.node", lambda: "the-other-machine")
+    Time().writer(run).tell(progress(done=7), None)
+    monkeypatch.setattr("platform.node", lambda: "this-machine")
+    with run.lock():
+        report = read_status(str(run.path))
+    assert (report.driver, report.done, report.failures) == (True, 7, report.status.failures)
+    assert read_status(str(run.path)).done == 0, "without a driver the ledger says it"
+
+
 def test_a_status_that_cannot_be_written_ends_nothing(run, caplog):
     (run.path / "status.json.part").mkdir()
     time_, said = Time(), []
