@@ -4,14 +4,16 @@
 with token ids, log-probabilities and tool output.
 """
 
-import argparse
 import datetime as dt
 import random
 import resource
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from cluster.clock import monotonic
 from cluster.record import Record
@@ -139,19 +141,20 @@ def _words(chance: random.Random, count: int) -> str:
     return " ".join("".join(chance.choices("aeinorst", k=chance.randrange(2, 9))) for _ in range(count))
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure, and print or write what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--forecasts", type=int, default=50_000)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--folder", type=Path, help="where the ledger is made; a temporary folder by default")
-    chosen = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-        text = measure_ledger(Path(folder), chosen.forecasts).model_dump_json(indent=1)
-    if chosen.json:
-        chosen.json.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
+def main(
+    forecasts: Annotated[int, typer.Option(min=1)] = 50_000,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the ledger is made; by default a temporary folder.")
+    ] = None,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+) -> None:
+    """Measure a ledger: rates, size, resumption. Example: python -m scripts.bench_ledger --forecasts 1000."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        text = measure_ledger(Path(place), forecasts).model_dump_json(indent=1) + "\n"
+    if json_ is not None:
+        json_.write_text(text)
+    sys.stdout.write(text)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    typer.run(main)

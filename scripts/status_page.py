@@ -52,8 +52,9 @@ def watch_status(run: str) -> None:
 
 
 def _lines(status: RunStatus) -> list[tuple[str, str]]:
-    lines = [("stage", status.stage)]
+    lines: list[tuple[str, str]] = []
     if not status.ended:
+        lines.append(("stage", status.stage))
         lines.append(("running", f"{status.running} steps" + (f" of {status.limit} at most" if status.limit else "")))
         lines.append(("rate", f"{status.per_second:.2f} forecasts/s, {status.tokens_per_second:,.0f} tokens/s"))
     if status.expected_end is not None:

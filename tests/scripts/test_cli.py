@@ -82,6 +82,17 @@ def test_every_command_that_a_page_shows_has_that_verb_and_those_options(page):
         found[name].make_context(name, words[len(name.split()) :], resilient_parsing=False)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_command_in_running_text_has_that_verb_and_those_options(page):
+    found = commands()
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for line in re.findall(r"`(?:\.venv/bin/)?pastcast ([^`]+)`", text):
+        name = next((n for n in sorted(found, key=len, reverse=True) if line.startswith(n)), None)
+        assert name, f"{page.name} names pastcast {line}"
+        known = {option for param in found[name].params for option in (*param.opts, *param.secondary_opts)}
+        assert set(re.findall(r"--[a-z-]+", line)) <= known, f"{page.name} names pastcast {line}"
+
+
 def test_an_unknown_key_is_a_message_that_names_the_nearest():
     ended = run("rollout", "--set", "rollout.coutn=3")
     assert ended.returncode == 2
