@@ -35,8 +35,10 @@ COMMIT_AT_MOST = 500
 UNCOMMITTED_AT_MOST = 2000
 """No step is started while this many results wait for the ledger: a slow disk must not fill the driver's memory."""
 SUSPECT_LOSSES = 2
-"""A step whose workers died this often may be what kills them. Suspects run one at a time, so that one such step does not
-use up the attempts of all that run beside it."""
+"""A step whose workers died this often may be what kills them. Suspects begin one at a time, so that one such step does not
+use up the attempts of all that run beside it; but where a node died twice, hundreds of steps are suspects and none is guilty.
+So each that its worker survived lets one more run at once, and the next death ends that. One under which a further worker
+died runs as the only suspect."""
 
 HaltReason = Literal["complete", "stopped", "fatal", "max-cost", "data-failures", "bugs"]
 
@@ -207,8 +209,9 @@ class Coordinator:
         self._waiting: list[tuple[float, int]] = []
         """Heap of (time to try again, chain)."""
         self._suspects: deque[int] = deque()
-        self._suspect: int | None = None
-        """The lease of the suspect that runs."""
+        self._watched: set[int] = set()
+        """The leases of the suspects that run."""
+        self._watched_at_most = 1
         self._seats: dict[int, int] = {}
         """Free seats by worker."""
         self._turn = 0
@@ -263,6 +266,7 @@ class Coordinator:
         if self._seats.pop(worker, None) is None:
             return
         failure = Failure(kind="infrastructure", reason="worker-lost", detail=detail)
+        self._watched_at_most = 1
         for number in sorted(self._held.pop(worker)):
             self._chains[self._running[number].chain].losses += 1
             self._fail(number, failure, now)
@@ -277,6 +281,8 @@ class Coordinator:
                 self._check_budgets()
             return False
         lease, packed, failure = running.lease, outcome.packed, outcome.failure
+        if outcome.lease in self._watched:
+            self._watched_at_most += 1
         if packed is None or packed.key != lease.key:
             self._owe(outcome)
         if packed is not None and packed.key != lease.key:
@@ -452,8 +458,7 @@ class Coordinator:
         if running.worker in self._seats:
             self._seats[running.worker] += 1
             self._held[running.worker].discard(number)
-        if self._suspect == number:
-            self._suspect = None
+        self._watched.discard(number)
         return running
 
     # Deadlines.
@@ -542,7 +547,7 @@ class Coordinator:
             )
             chain.lease = lease.number
             if chain.losses >= SUSPECT_LOSSES:
-                self._suspect = lease.number
+                self._watched.add(lease.number)
             self._running[lease.number] = _Running(lease, number, worker, at)
             self._held[worker].add(lease.number)
             self._seats[worker] -= 1
@@ -556,13 +561,18 @@ class Coordinator:
         return any(self._seats.values())
 
     def _pick(self) -> int | None:
-        while self._suspect is None and self._suspects:
+        while self._suspects and self._may_watch(self._suspects[0]):
             if self._alive(number := self._suspects.popleft()):
                 return number
         while (waiting := self._order.pop()) is not None:
             if self._alive(waiting):
                 return waiting
         return None
+
+    def _may_watch(self, number: int) -> bool:
+        """Whether that suspect may run beside those that do."""
+        alone = self._alive(number) and self._chains[number].losses > SUSPECT_LOSSES
+        return len(self._watched) < (1 if alone else self._watched_at_most)
 
     def _alive(self, number: int) -> bool:
         chain = self._chains.get(number)

@@ -162,6 +162,53 @@ def test_a_step_that_kills_its_workers_does_not_use_up_the_attempts_of_others():
     assert run.state.halted == Halt("complete")
 
 
+def test_steps_whose_node_died_twice_do_not_run_one_by_one_to_the_end():
+    run = Played(keys(modes=("memory-free",), count=20), limits=limits(attempts=5), seats=200)
+    everything = len(run.leases)
+    for worker in (1, 2):
+        run.lose(worker)
+        run.state.joined(worker + 1, 200)
+        run.go(30.0)
+    together = []
+    while run.state.halted is None:
+        together.append(len(run.leases))
+        for lease in list(run.leases.values()):
+            run.finish(lease)
+            # What begins meanwhile is answered in the next round.
+    assert everything == 120
+    assert together[0] == 1
+    assert len(together) < 10
+    assert not run.failures()
+
+
+def test_a_death_among_suspects_makes_them_run_one_at_a_time_again():
+    made = keys(modes=("memory-free",), count=4)
+    run = Played(made, limits=limits(attempts=5), seats=200)
+    for worker in (1, 2):
+        run.lose(worker)
+        run.state.joined(worker + 1, 200)
+        run.go(30.0)
+    for _ in range(3):
+        run.finish(next(iter(run.leases.values())))
+    assert len(run.leases) > 2
+    again = {lease.key for lease in run.leases.values()}
+    run.lose(3)
+    run.state.joined(4, 200)
+    run.go(30.0)
+    assert len(run.leases) == 1
+    seen = 0
+    while run.state.halted is None:
+        running = [lease.key for lease in run.leases.values()]
+        if again & set(running):
+            seen += 1
+            assert len(running) == 1, "one under which a third worker died runs as the only suspect"
+        for lease in list(run.leases.values()):
+            run.finish(lease)
+        run.go(30.0)
+    assert seen == len(again)
+    assert not run.failures()
+
+
 def test_a_straggler_is_abandoned_recorded_and_its_late_result_ignored():
     run = Played(CHAIN)
     first = run.lease(CHAIN[0])
