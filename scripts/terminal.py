@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 LOG_WIDTH = 140
 """Columns where there is no terminal to ask."""
 
-console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
-errors = Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH)
+# Without markup: what is printed names paths and quotes errors, and "[/tmp]" in one of them would be a closing tag of nothing.
+console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH, markup=False)
+errors = Console(stderr=True, width=None if sys.stderr.isatty() else LOG_WIDTH, markup=False)
 
 LOG_LINE_SECONDS = 10.0
 """How often a log without a terminal gets a line."""
@@ -32,7 +33,7 @@ class ProgressBar:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
