@@ -65,7 +65,7 @@ def _settings(chance: random.Random, replicas: int) -> Settings:
     return Settings.model_validate(
         {
             "run": {"seed": chance.randrange(2**31), "max_cost": chance.choice((None, None, 0.5, 3.0))},
-            "sampling": {"max_tokens": chance.choice((40, 150, 400))},
+            "sampling": {"max_tokens": chance.choice((60, 200, 400))},
             "retrieval": {"request_timeout_s": chance.choice((5.0, 60.0)), "cutoff_lag_days": chance.randint(0, 1)},
             "engine": {
                 "replicas": replicas,

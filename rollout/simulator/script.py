@@ -35,9 +35,9 @@ class Temper(Record):
 def draw_temper(chance: random.Random) -> Temper:
     """From obedient to hopeless."""
     return Temper(
-        calls=chance.choice((0.0, 0.5, 0.8, 0.95)),
-        wrong=chance.choice((0.0, 0.05, 0.3)),
-        silent=chance.choice((0.0, 0.05, 0.3)),
+        calls=chance.choice((0.0, 0.7, 0.9, 0.97)),
+        wrong=chance.choice((0.0, 0.02, 0.2)),
+        silent=chance.choice((0.0, 0.02, 0.2)),
         endless=chance.choice((0.0, 0.02, 0.2)),
         several=chance.choice((0.0, 0.3, 0.6)),
     )
@@ -88,7 +88,7 @@ class ScriptedSampler:
                 )
             )
         seen = _ARTICLE.findall(context)
-        name = chance.choice(("search", "search", "scrape", "python") if seen else ("search", "search", "python"))
+        name = chance.choice(("search", "scrape", "scrape", "python") if seen else ("search", "search", "python"))
         if name == "search":
             return spoken_call("search", json.dumps({"query": f"bridge {self._said}", "top_k": chance.randint(1, 3)}))
         if name == "scrape":
