@@ -11,7 +11,7 @@ from rollout.record import MODES, ForecastKey
 from rollout.simulator.script import OPTIONS, Temper, draw_temper
 from rollout.simulator.tools import FIRST_DAY
 
-KEYS_AT_MOST = 40
+KEYS_AT_MOST = 24
 """Many small worlds find more than few large ones."""
 
 
