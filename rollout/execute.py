@@ -61,7 +61,7 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
         else:
             run.check_resumable(plan.manifest)
             ledger = stack.enter_context(run.ledger())
-            status = stack.enter_context(_status(run, plan.settings, stack))
+            status = stack.enter_context(_status(run, plan.settings))
             if not retry:
                 resumed = _Run(plan, ledger, report, status, 0)
                 if (halt := resumed.over) is not None:
@@ -74,7 +74,7 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
         if not run.exists:
             run.create(plan.settings, plan.manifest, plan.events, plan.keys, plan.floor(), plan.unused_rows)
             ledger = stack.enter_context(run.ledger())
-            status = stack.enter_context(_status(run, plan.settings, stack))
+            status = stack.enter_context(_status(run, plan.settings))
         status.measure(RunMetrics(plan.manifest.fingerprint).publish, metrics_address())
         reopened = ledger.retry(retry, f"--retry {' '.join(sorted(retry))}").total if retry else 0
         return asyncio.run((resumed or _Run(plan, ledger, report, status, reopened)).go())
@@ -215,9 +215,12 @@ class _Run:
         self._report(progress)
 
 
-def _status(run: RunDirectory, settings: Settings, stack: contextlib.ExitStack) -> StatusWriter:
+@contextlib.contextmanager
+def _status(run: RunDirectory, settings: Settings) -> Iterator[StatusWriter]:
     """The run's status and mirror, which end in that order: the mirror ships the last status too."""
-    return StatusWriter(run, stack.enter_context(mirrored(run, settings.run)))
+    with contextlib.ExitStack() as after, mirrored(run, settings.run) as mirror, StatusWriter(run, mirror) as status:
+        after.callback(status.settle)
+        yield status
 
 
 @contextlib.contextmanager

@@ -117,6 +117,7 @@ class StatusWriter:
         self._rate = Rate()
         self._written = float("-inf")
         self._last: tuple[Progress, PoolView | None] | None = None
+        self._said: RunStatus | None = None
         self._publish = publish
         self._metrics = ""
         self._log = LogLimit(logger, clock=seconds)
@@ -147,6 +148,11 @@ class StatusWriter:
         """The driver's last word, if it has said one before."""
         if self._last is not None:
             self._write(*self._last, ended=why)
+
+    def settle(self) -> None:
+        """The mirror is closed: say in the run how far it came. The mirror itself holds the last word before."""
+        if self._said is not None and self._mirror is not None:
+            self._store(self._said.model_copy(update={"mirror": self._mirror.state()}).model_dump_json(indent=1))
 
     def _write(self, progress: Progress, pool: PoolView | None, ended: str) -> None:
         now = self._clock()
@@ -179,15 +185,19 @@ class StatusWriter:
             mirror=self._mirror.state() if self._mirror else None,
             metrics="" if ended else self._metrics,
         )
+        self._said = status
         text = status.model_dump_json(indent=1)
+        self._store(text)
+        if self._mirror is not None:
+            self._mirror.note(text)
+        self._publish(status)
+
+    def _store(self, text: str) -> None:
         try:
             self._run.write_status(text)
         except OSError as error:
             # The ledger is the truth, and has its own say about the disk: no forecast is lost for a status.
             self._log.error("status-not-written", "%s could not be written: %s", self._run.path / STATUS_FILE, error)
-        if self._mirror is not None:
-            self._mirror.note(text)
-        self._publish(status)
 
 
 class StatusReport(Record):

@@ -7,6 +7,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rollout.mirror import MirrorState
 from rollout.status import RunStatus, StatusReport, duration, read_status
 from scripts.terminal import console
 
@@ -26,6 +27,9 @@ def status_page(report: StatusReport) -> RenderableType:
         lines.append(("parts", f"{report.parts:,}, up to change {report.shipped:,}"))
     if report.status is not None:
         lines += _lines(report.status)
+        # A mirror's own parts say how far it is; the status in it was said before the last of them.
+        if (mirror := report.status.mirror) is not None and report.parts is None:
+            lines.append(("mirror", _mirror(mirror)))
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -67,16 +71,16 @@ def _lines(status: RunStatus) -> list[tuple[str, str]]:
         lines.append(("repeated", f"{status.retried:,} attempts that infrastructure failed"))
     if status.price:
         lines.append(("cost", f"${status.price:,.2f}"))
-    if (mirror := status.mirror) is not None:
-        behind = (
-            f"{mirror.unshipped:,} changes behind for {duration(mirror.lag_s)}"
-            if mirror.unshipped
-            else "all is shipped"
-        )
-        lines.append(("mirror", f"{mirror.address}: {behind}" + (f"; {mirror.fault}" if mirror.fault else "")))
     if status.metrics:
         lines.append(("metrics", status.metrics))
     return lines
+
+
+def _mirror(mirror: MirrorState) -> str:
+    behind = (
+        f"{mirror.unshipped:,} changes behind for {duration(mirror.lag_s)}" if mirror.unshipped else "all is shipped"
+    )
+    return f"{mirror.address}: {behind}" + (f"; {mirror.fault}" if mirror.fault else "")
 
 
 def _failures(failures: dict[str, int]) -> Table:

@@ -216,6 +216,20 @@ def test_a_mirror_shows_the_status_of_a_run_whose_directory_is_gone(run, tmp_pat
         read_status(f"file://{tmp_path}/nowhere")
 
 
+def test_the_last_word_says_how_far_the_mirror_came(run, tmp_path):
+    settings = RunSettings(mirror=f"file://{tmp_path}/store", mirror_lag_s=3600)
+    with run.ledger() as ledger, mirrored(run, settings) as mirror:
+        writer = Time().writer(run, mirror=mirror)
+        ledger.commit([packed(k) for k in EVERY_KEY])
+        writer.tell(progress(done=192), POOL)
+        writer.end("complete")
+    writer.settle()
+    report = read_status(str(run.path))
+    assert (report.status.ended, report.status.mirror.shipped, report.status.mirror.unshipped) == ("complete", 192, 0)
+    assert "all is shipped" in page(report)
+    assert "behind" not in page(read_status(settings.mirror)), "what it holds is told by its parts"
+
+
 def test_a_mirror_without_a_status_still_says_what_it_holds(run, tmp_path):
     Mirror(run, f"file://{tmp_path}/store", 0.2, 20).start().close(10)
     report = read_status(f"file://{tmp_path}/store")
