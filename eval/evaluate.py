@@ -5,9 +5,17 @@ from pathlib import Path
 from cluster.config import Settings
 from cluster.failures import DataError, Interrupted
 from eval.checkpoints import CheckpointComparison, compare_checkpoints
+from rollout.coordinator import HaltReason
 from rollout.execute import execute
 from rollout.plan import make_plan
 from rollout.progress import Report, RunSummary
+
+FIRST: dict[HaltReason, str] = {
+    "max-cost": "raise run.max_cost, and ",
+    "data-failures": "mend its inputs or raise rollout.data_failures, and ",
+    "bugs": "raise rollout.bugs, and ",
+}
+"""What has to be done about a budget that is spent."""
 
 
 def roll_out(settings: Settings, report: Report) -> RunSummary:
@@ -18,12 +26,16 @@ def roll_out(settings: Settings, report: Report) -> RunSummary:
     plan = make_plan(settings)
     summary = execute(plan, resume=True, report=report)
     if summary.recorded < summary.scheduled:
-        message = f"{settings.run.directory} holds {summary.recorded} of {summary.scheduled} forecasts; run the same command again"
+        message = (
+            f"{settings.run.directory} holds {summary.recorded} of {summary.scheduled} forecasts; "
+            f"{FIRST.get(summary.ended, '')}run the same command again"
+        )
         raise DataError(message) if summary.signal is None else Interrupted(message, summary.signal)
     if summary.bugs or summary.lost:
         raise DataError(
             f"{settings.run.directory}: {summary.bugs} forecasts ended in a bug of pastcast and {summary.lost} were lost to "
-            "infrastructure; its ledger says why. Scores without them would mislead"
+            "infrastructure; its ledger says why. Scores without them would mislead; run them again with `pastcast rollout "
+            f"--config {settings.run.directory}/settings.yaml --resume --retry {'all' if summary.bugs else 'infrastructure'}`"
         )
     return summary
 

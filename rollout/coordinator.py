@@ -397,6 +397,8 @@ class Coordinator:
         if failure.fatal:
             self.fatal(failure, now)
             return
+        if failure.kind == "infrastructure" and self._closed is not None and self._closed.reason == "fatal":
+            return  # of the same loss, whatever it is called: it is left open, also at the last of its attempts
         if failure.kind != "infrastructure" or chain.attempts >= self._limits.attempts:
             self._give_up(running.chain, failure)
             return

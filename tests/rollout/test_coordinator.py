@@ -378,6 +378,15 @@ def test_lost_infrastructure_stops_the_run_and_writes_nothing_off():
     assert list(run.ledger) == [second.key]
 
 
+def test_what_fails_beside_lost_infrastructure_is_left_open_even_at_its_last_attempt():
+    run = Played(keys(modes=("memory-free",)), seats=2, limits=limits(attempts=1))
+    first, second = run.leases.values()
+    run.fail(first, Failure(kind="infrastructure", reason="no-engine"))
+    run.fail(second)
+    assert run.state.halted.reason == "fatal"
+    assert not run.ledger
+
+
 def test_a_pool_that_is_lost_while_nothing_runs_ends_the_run():
     """Found by the simulator: the pool was paused, so that no call was made that could have been refused, and the run hung."""
     run = Played(keys(), workers=0)

@@ -37,6 +37,8 @@ def test_a_run_whose_budget_earlier_sittings_spent_is_not_started_again(tmp_path
     plan = begun(tmp_path, lambda _: [Failure(kind="data", reason="data-error")] * 3, "rollout.data_failures=2")
     summary = execute(plan, resume=True, report=lambda _: None)
     assert (summary.ended, summary.recorded, summary.recorded_now) == ("data-failures", 3, 0)
+    with pytest.raises(DataError, match=r"raise rollout\.data_failures, and run the same command again"):
+        roll_out(plan.settings, lambda _: None)
     assert not ray.is_initialized()
 
 
@@ -57,5 +59,7 @@ def test_losses_of_an_earlier_sitting_still_count(tmp_path, kind, counted):
     summary = execute(plan, resume=True, report=lambda _: None)
     assert (summary.recorded, summary.recorded_now) == (len(plan.keys), 0)
     assert getattr(summary, counted) == len(plan.keys)
-    with pytest.raises(DataError, match="would mislead"):
+    with pytest.raises(DataError, match=r"would mislead.*/settings\.yaml --resume --retry"):
         roll_out(plan.settings, lambda _: None)
+    # What that message advises is this run.
+    assert make_plan(load_settings([tmp_path / "run" / "settings.yaml"])).manifest == plan.manifest
