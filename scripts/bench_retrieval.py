@@ -214,7 +214,7 @@ def main(
     ] = None,
     json_: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
 ) -> None:
-    """Compare masked search with FAISS and others. Example: python scripts/bench_retrieval.py --rows 100000 --dim 384 --queries 64."""
+    """Compare masked search with FAISS and others. Example: python -m scripts.bench_retrieval --rows 100000 --dim 384 --queries 64."""
     unknown = sorted(set(method) - set(METHODS))
     if unknown:
         raise typer.BadParameter(f"no method {', '.join(unknown)}; known: {', '.join(METHODS)}", param_hint="--method")

@@ -56,7 +56,7 @@ def main(
     dim: Annotated[int, typer.Option(min=8)] = 1_024,
     json_: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
 ) -> None:
-    """Check search on a GPU: answers and bandwidth. Example: python scripts/gpu_check.py."""
+    """Check search on a GPU: answers and bandwidth. Example: python -m scripts.gpu_check."""
     vectors = _unit(rows or (2_000_000 if device == "cuda" else 20_000), dim, 0)
     vectors[1::1_000] = vectors[0]  # exact ties, which must fall to the newer day
     days = _days(len(vectors))
