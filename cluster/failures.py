@@ -17,6 +17,8 @@ FATAL_REASONS = frozenset(
     {
         "no-engine",
         "pool-lost",
+        "adapter-unknown",
+        "adapter-refused",
         "no-worker",
         "retrieval-gone",
         "other-sandbox",

@@ -108,7 +108,11 @@ class Fleet:
         self._target = weights
         self._adapters: dict[str, Adapter] = {}
         self._refused_adapters: dict[str, str] = {}
+        self._loaded: set[tuple[str, str]] = set()
+        """Name and path of the adapters that some engine has held: they can be loaded."""
         self._former: tuple[Checkpoint, dict[str, Adapter]] | None = None
+        self._brought: frozenset[str] = frozenset()
+        """Adapters that the last swap brought along."""
         self._swap_fault = ""
         self._router = Router()
         self._concurrency = Concurrency(concurrency)
@@ -157,8 +161,8 @@ class Fleet:
 
     @property
     def swapping(self) -> bool:
-        """Whether an engine holds other weights than it is to, or is not confirmed yet, or too few serve."""
-        moving = any(e.health.state in (*RUNNING, "STALE") and self._outdated(e) for e in self._engines.values())
+        """Whether an engine holds other weights or adapters than it is to, or is not confirmed yet, or too few serve."""
+        moving = any(e.health.state in (*RUNNING, "STALE") and not self._fits(e) for e in self._engines.values())
         return moving or self._serving < self._rules.minimum
 
     def holds(self, adapter: str) -> bool:
@@ -311,12 +315,13 @@ class Fleet:
             return ()
         if (fault := self._difference(want, weights, adapters)) is not None:
             return self.not_confirmed(want, *fault, now)
-        for name, fingerprint in adapters.items():
-            if name in self._adapters:
-                self._adapters[name] = self._adapters[name].model_copy(update={"fingerprint": fingerprint})
+        for adapter in want.adapters:
+            self._loaded.add((adapter.name, adapter.path))
+            if (known := self._adapters.get(adapter.name)) is not None and known.path == adapter.path:
+                self._adapters[adapter.name] = known.model_copy(update={"fingerprint": adapters[adapter.name]})
         found.asked, found.due = None, float("inf")
         found.weights, found.adapters = want.weights, dict(adapters)
-        if not self._outdated(found):
+        if self._fits(found):
             self._former = None
         if self._lacks(found) and found.health.state != "DRAINING":
             self._confirm(found, now)
@@ -339,12 +344,15 @@ class Fleet:
         return self._settle(now)
 
     def adapter_refused(self, want: Confirm, name: str, detail: str, now: float) -> tuple[Want, ...]:
-        """An engine could not load one of the adapters. If another engine holds it, that is the engine's fault, else the adapter's."""
+        """An engine could not load one of the adapters. If an engine has ever held it, that is the engine's fault, else the
+        adapter's; one that came with a swap takes the swap back."""
         found = self._current(want.engine, want.incarnation)
         if found is None or found.asked != want:
             return ()
-        if any(name in e.adapters for e in self._engines.values()):
+        if any(a.name == name and (name, a.path) in self._loaded for a in want.adapters):
             return self.not_confirmed(want, "adapter-refused", f"{name}: {detail}", now)
+        if name in self._brought and self._take_back(f"adapter {name}: {detail}", now):
+            return self._settle(now)
         self._adapters.pop(name, None)
         self._refused_adapters[name] = detail
         self._confirm(found, now)
@@ -413,16 +421,25 @@ class Fleet:
                 self._confirm(engine, now)
         return self._settle(now)
 
-    def swap(self, weights: Checkpoint, together: bool, now: float) -> tuple[Want, ...]:
+    def swap(
+        self, weights: Checkpoint, together: bool, now: float, adapters: Collection[Adapter] = ()
+    ) -> tuple[Want, ...]:
         """Serve another checkpoint: engines drain, reload and are confirmed, all together or one after another.
 
         One after another keeps the pool serving, but a step that moves between engines is then sampled by both checkpoints.
-        Adapters belonged to the former checkpoint and are given up: they are added anew. If the first engine that tries fails or dies over
-        the new checkpoint, the swap is taken back and `swap_fault` says why.
+        Adapters belonged to the former checkpoint and are given up for `adapters`, also where the weights below them stay. If
+        the first engine that tries fails or dies over the new checkpoint, or refuses one of `adapters`, the swap is taken back
+        and `swap_fault` says why.
         """
         self._former, self._swap_fault = (self._target, dict(self._adapters)), ""
         self._together = together
-        self._aim(weights, {}, now)
+        self._brought = frozenset(a.name for a in adapters)
+        self._aim(weights, {a.name: a for a in adapters}, now)
+        for engine in self._engines.values():
+            if engine.health.serves and self._fits(engine):
+                self._former = None
+            elif engine.health.serves and engine.asked is None and self._lacks(engine):
+                self._confirm(engine, now)
         return self._settle(now)
 
     # Time.
@@ -453,10 +470,21 @@ class Fleet:
         return sum(e.health.serves for e in self._engines.values())
 
     def _outdated(self, engine: _Engine) -> bool:
-        return engine.weights is None or engine.weights.fingerprint != self._target.fingerprint
+        """Whether it holds something that is not to be served: other weights, or other bytes under an adapter's name."""
+        if engine.weights is None or engine.weights.fingerprint != self._target.fingerprint:
+            return True
+        for name, fingerprint in engine.adapters.items():
+            wanted = self._adapters.get(name)
+            if wanted is None or wanted.fingerprint not in ("", fingerprint):
+                return True
+        return False
+
+    def _fits(self, engine: _Engine) -> bool:
+        """Whether it holds exactly what is to be served."""
+        return not self._outdated(engine) and all(name in engine.adapters for name in self._adapters)
 
     def _lacks(self, engine: _Engine) -> bool:
-        """Whether an engine is to be confirmed again; one that serves other weights is drained before that."""
+        """Whether an engine is to be confirmed again; one that serves what it is not to is drained before that."""
         if self._outdated(engine):
             return engine.health.state == "STALE"
         return any(name not in engine.adapters for name in self._adapters)
@@ -559,11 +587,13 @@ class Fleet:
             return "other-weights", f"it holds weights {weights[:12]}, not {want.weights.fingerprint[:12]}"
         for wanted in want.adapters:
             found = adapters.get(wanted.name)
-            known = self._adapters.get(wanted.name, wanted).fingerprint
+            known = self._adapters.get(wanted.name, wanted)
+            # A swap meanwhile may have given the name to another one.
+            expected = (known if known.path == wanted.path else wanted).fingerprint
             if found is None:
                 return "other-adapter", f"it does not hold adapter {wanted.name}"
-            if known not in ("", found):
-                return "other-adapter", f"its adapter {wanted.name} is {found[:12]}, not {known[:12]}"
+            if expected not in ("", found):
+                return "other-adapter", f"its adapter {wanted.name} is {found[:12]}, not {expected[:12]}"
         return None
 
     def _cancel(self, ticket: str) -> _Engine | None:

@@ -172,8 +172,8 @@ class EnginePool:
         """Serve other weights: engines drain, reload and are confirmed; blocks until then. Adapters loaded by name are given up.
 
         `together`: all at once, so that no two calls see different weights; otherwise one engine after another, and the
-        pool serves meanwhile. Raises InfrastructureError `reload-failed` if the first engine cannot load them; the former
-        weights and adapters then serve again.
+        pool serves meanwhile. Raises InfrastructureError `reload-failed` if the first engine cannot load them, or the adapter that
+        `weights` names; the former weights and adapters then serve again.
         """
         self._answer(self._actor.swap.remote(weights, together))
 

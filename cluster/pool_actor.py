@@ -177,15 +177,12 @@ class PoolActor:
         """Answers once every engine serves other weights. Raises InfrastructureError `reload-failed` if the swap was taken back."""
         checkpoint = Checkpoint(path=weights.path, fingerprint=weights.base)
         former, self._adapter = self._adapter, weights.adapter
-        self._do(self._fleet.swap(checkpoint, together, _now()))
-        if weights.adapter:
-            self._do(self._fleet.add_adapter(_adapter(weights), _now()))
+        adapters = (_adapter(weights),) if weights.adapter else ()
+        self._do(self._fleet.swap(checkpoint, together, _now(), adapters))
         await self._until(lambda: not self._fleet.swapping or self._fleet.hopeless is not None)
         if self._fleet.swap_fault:
             self._adapter = former
             raise InfrastructureError("reload-failed", f"{self._fleet.swap_fault}; the former weights serve again")
-        if weights.adapter:
-            await self._loaded(weights.adapter)
         self._raise_if_hopeless()
 
     async def handles(self) -> dict[int, Any]:

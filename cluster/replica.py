@@ -85,6 +85,10 @@ class Replica:
             if weights != want.weights.fingerprint:
                 weights = await self.handle.reload.remote(want.weights.path, want.weights.fingerprint)
             held: dict[str, str] = await self.handle.adapters.remote()
+            # First: what is given up holds slots that the others need.
+            for name in held.keys() - {adapter.name for adapter in want.adapters}:
+                await self.handle.unload_adapter.remote(name)
+                del held[name]
             for adapter in want.adapters:
                 if held.get(adapter.name) != adapter.fingerprint or not adapter.fingerprint:
                     held[adapter.name] = await self._load(adapter)

@@ -85,6 +85,9 @@ class EchoEngine:
         self._adapters[name] = f"{self._weights}+{name}"
         return self._adapters[name]
 
+    async def unload_adapter(self, name):
+        del self._adapters[name]
+
     async def adapters(self):
         return dict(self._adapters)
 

@@ -461,6 +461,75 @@ def test_a_swap_while_an_adapter_loads_never_reloads_an_engine_that_serves():
     assert cluster.last(Confirm).adapters == (), "an adapter belongs to the weights it was trained over"
 
 
+def test_a_swap_to_another_adapter_of_the_same_name_over_the_same_weights_is_no_longer_served_by_the_former():
+    cluster = Cluster(replicas=2).open()
+    first, second = (Adapter(name="lora", path=f"/{n}/lora", fingerprint="f-lora") for n in (1, 2))
+    cluster.do(cluster.fleet.add_adapter(first, 0.0))
+    cluster.ask("t", adapter="lora")
+    cluster.slow = True
+    other = second.model_copy(update={"fingerprint": "f-other"})
+    cluster.do(cluster.fleet.swap(OLD, True, 0.0, (other,)))
+    assert sorted(cluster.states().values()) == ["DRAINING", "STALE"]
+    assert cluster.fleet.swapping
+    assert cluster.ask("new", adapter="lora") is None
+    cluster.end("t")
+    for want in [w for w in cluster.wants if isinstance(w, Confirm)][-2:]:
+        assert want.adapters == (other,)
+        cluster.do(cluster.fleet.confirmed(want, "old", {"lora": "f-other"}, 0.0))
+    assert not cluster.fleet.swapping
+    assert "new" in cluster.granted
+
+
+def test_an_adapter_that_is_given_up_while_the_weights_stay_is_drained_and_taken_off_the_engines():
+    cluster = Cluster(replicas=1).open()
+    cluster.do(cluster.fleet.add_adapter(Adapter(name="lora", path="/lora"), 0.0))
+    cluster.do(cluster.fleet.swap(OLD, True, 0.0))
+    assert cluster.last(Confirm).adapters == ()
+    assert not cluster.fleet.swapping
+    assert cluster.states() == {0: "HEALTHY"}
+
+
+def test_a_swap_whose_adapter_no_engine_takes_is_taken_back_with_its_adapters():
+    cluster = Cluster(replicas=1).open()
+    cluster.do(cluster.fleet.add_adapter(Adapter(name="lora", path="/lora"), 0.0))
+    cluster.slow = True
+    cluster.do(cluster.fleet.swap(NEW, True, 0.0, (Adapter(name="big", path="/big"),)))
+    cluster.slow = False
+    cluster.do(cluster.fleet.adapter_refused(cluster.last(Confirm), "big", "rank too high", 0.0))
+    assert "rank too high" in cluster.fleet.swap_fault
+    assert not cluster.fleet.swapping
+    assert cluster.fleet.holds("lora")
+    assert {e.weights for e in cluster.fleet.view().engines} == {"old"}
+
+
+def test_an_adapter_that_was_held_before_is_never_refused_for_the_fault_of_one_engine():
+    cluster = Cluster(replicas=1, restarts=1).open()
+    cluster.do(cluster.fleet.add_adapter(Adapter(name="lora", path="/lora"), 0.0))
+    cluster.slow = True
+    cluster.do(cluster.fleet.died(0, 1, "killed", 0.0))
+    cluster.wait(5)
+    cluster.do(cluster.fleet.placed(0, 2, ["n"], cluster.now) + cluster.fleet.started(0, 2, cluster.now))
+    cluster.do(cluster.fleet.adapter_refused(cluster.last(Confirm), "lora", "no such folder on this node", cluster.now))
+    assert cluster.fleet.refused("lora") is None
+    assert cluster.states() == {0: "DEAD"}
+    cluster.ask("t", adapter="lora")
+    assert cluster.refused == {"t": "no-engine"}, "which ends the run to be resumed and writes nothing off"
+
+
+def test_the_answer_about_an_adapter_that_a_swap_has_replaced_meanwhile_kills_no_engine():
+    cluster = Cluster(replicas=1).open()
+    cluster.slow = True
+    cluster.do(cluster.fleet.add_adapter(Adapter(name="lora", path="/1/lora"), 0.0))
+    loads = cluster.last(Confirm)
+    other = Adapter(name="lora", path="/2/lora", fingerprint="f-2")
+    cluster.do(cluster.fleet.swap(OLD, True, 0.0, (other,)))
+    cluster.do(cluster.fleet.confirmed(loads, "old", {"lora": "f-1"}, 0.0))
+    assert cluster.states() == {0: "STALE"}
+    cluster.do(cluster.fleet.confirmed(cluster.last(Confirm), "old", {"lora": "f-2"}, 0.0))
+    assert cluster.states() == {0: "HEALTHY"}
+    assert not cluster.fleet.swapping
+
+
 def test_a_closed_pool_ends_its_engines_and_refuses_who_waits():
     cluster = Cluster(replicas=2, restarts=0).open()
     cluster.slow = True

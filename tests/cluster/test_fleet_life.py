@@ -174,11 +174,12 @@ class AnyCluster(RuleBasedStateMachine):
     def drain(self, node):
         self.do(self.fleet.drain(node, self.now))
 
-    @rule(number=st.integers(0, 2), together=st.booleans())
-    def swap(self, number, together):
+    @rule(number=st.integers(0, 2), together=st.booleans(), adapter=st.booleans())
+    def swap(self, number, together, adapter):
         weights = Checkpoint(path=str(number), fingerprint=str(number))
-        self.adapters = 0
-        self.do(self.fleet.swap(weights, together, self.now))
+        self.adapters = int(adapter)
+        brought = (Adapter(name="a0", path="a0"),) if adapter else ()
+        self.do(self.fleet.swap(weights, together, self.now, brought))
 
     @rule()
     def add_adapter(self):
