@@ -35,6 +35,10 @@ class Caller:
             self._watched[actor] = actor.until_stopped.remote()
             actor.watch.remote(self.name, [self._watched[actor]])
 
+    def forget(self, actor: Any) -> None:
+        """The actor was out of reach: what it was given to watch may have failed with that, and is given anew at the next call."""
+        self._watched.pop(actor, None)
+
     async def generate(self, engine: Any, call: EngineCall) -> EngineOutput:
         """The engine's answer. Raises what `EngineActor.generate` raises, and Ray's own errors when the engine is gone."""
         self.introduce(engine)
@@ -51,6 +55,6 @@ class Caller:
                 "engine-time-out", f"the engine's actor did not answer within {call.timeout_s + self._grace_s:g} s"
             ) from None
         except RayActorError:
-            self._watched.pop(engine, None)
+            self.forget(engine)
             raise
         return output

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from cluster.adapters import AdapterError, AdapterShelf, check_adapter, with_adapter
 from cluster.call import EngineCall, EngineFacts, EngineFigures, EngineOutput, ids_digest, tokens_allowed
@@ -51,6 +51,8 @@ class EngineActor:
         self._shelf = AdapterShelf(settings.adapters)
         self._gate = Gate()
         self._running: dict[str, EngineCall] = {}
+        self._work: dict[str, asyncio.Task[EngineOutput]] = {}
+        """What answers the running calls."""
         self._entered: set[str] = set()
         self._aborted: OrderedDict[str, str] = OrderedDict()
         self._lost_callers: set[str] = set()
@@ -103,17 +105,29 @@ class EngineActor:
         allowed = tokens_allowed(call, self._engine.max_model_len, self._engine.vocabulary)
         if call.request_id in self._running:
             raise ValueError(f"a call named {call.request_id} is running already; names must be unique")
-        began = monotonic()
-        self._running[call.request_id] = call
+        # A task of its own: vLLM ignores the abort of a request that it has not taken over yet, and a task can be cancelled anywhere.
+        work = asyncio.create_task(self._answer(call, allowed))
+        self._running[call.request_id], self._work[call.request_id] = call, work
         try:
-            async with asyncio.timeout(call.timeout_s), self._gate.passing(call.adapter):
-                self._entered.add(call.request_id)
-                return await self._sample(call, allowed, began)
+            async with asyncio.timeout(call.timeout_s):
+                return await work
         except TimeoutError:
             raise InfrastructureError("engine-time-out", f"no answer in {call.timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            if work.cancelled():
+                self._refuse_aborted(call)
+            raise
         finally:
-            del self._running[call.request_id]
-            self._entered.discard(call.request_id)
+            del self._running[call.request_id], self._work[call.request_id]
+
+    async def _answer(self, call: EngineCall, allowed: int) -> EngineOutput:
+        began = monotonic()
+        async with self._gate.passing(call.adapter):
+            self._entered.add(call.request_id)
+            try:
+                return await self._sample(call, allowed, began)
+            finally:
+                self._entered.discard(call.request_id)
 
     async def _sample(self, call: EngineCall, allowed: int, began: float) -> EngineOutput:
         self._refuse_aborted(call)
@@ -157,6 +171,8 @@ class EngineActor:
         self._aborted[request_id] = why
         if len(self._aborted) > REMEMBERED_ABORTS:
             self._aborted.popitem(last=False)
+        if (work := self._work.get(request_id)) is not None:
+            work.cancel()
         await self._engine.abort(request_id)
 
     async def watch(self, caller: str, alive: Sequence[ray.ObjectRef]) -> None:
@@ -167,6 +183,9 @@ class EngineActor:
         """
         try:
             await alive[0]
+        except RayActorError:
+            # The caller lost sight of this engine for a moment, and lives to say so. It introduces itself again.
+            return
         except RayError:
             self._lost_callers.add(caller)
             left = [r for r, call in self._running.items() if call.caller == caller]

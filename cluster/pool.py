@@ -99,6 +99,11 @@ class EngineClient:
         except asyncio.CancelledError:
             self._pool.cancelled.remote(ticket)
             raise
+        except InfrastructureError as error:
+            if error.reason == "pool-unreachable":
+                # It may have granted what was asked.
+                self._pool.cancelled.remote(ticket)
+            raise
         if found is None:
             raise RuntimeError(f"the pool gave call {ticket} up, and its caller did not")
         return found
@@ -112,6 +117,7 @@ class EngineClient:
             raise
         except RayError as error:
             reason = "pool-lost" if proves_death(error) else "pool-unreachable"
+            self._caller.forget(self._pool)
             raise InfrastructureError(reason, f"{type(error).__name__}: {error}") from None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from cluster.call import EngineFacts
 from cluster.clock import monotonic
@@ -151,10 +151,15 @@ class PoolActor:
         """Ends the calls of `caller` when it dies; see `EngineActor.watch`."""
         try:
             await alive[0]
+        except RayActorError:
+            return
         except RayError:
             # What it had sent may still be on its way.
             self._lost_callers.add(caller)
+            left = self._fleet.waiting()
             self._do(self._fleet.caller_gone(caller, _now()))
+            for ticket in left - self._fleet.waiting():
+                self._answer(ticket, None)
 
     async def until_stopped(self) -> None:
         """Answers when the pool is stopped; see `watch`."""

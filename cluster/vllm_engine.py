@@ -111,7 +111,7 @@ class VllmEngine:
         died, `engine-full` when vLLM's own queue limit is reached; RuntimeError, a bug, for what vLLM refuses otherwise.
         """
         from vllm import SamplingParams
-        from vllm.exceptions import VLLMClientError
+        from vllm.exceptions import GracefulHTTPError, VLLMClientError
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -133,8 +133,16 @@ class VllmEngine:
                 {"prompt_token_ids": list(ids), "cache_salt": salt}, parameters, request_id, lora_request=lora
             ):
                 final = output
-        except (EngineDeadError, EngineGenerateError) as error:
+        except EngineDeadError as error:
             raise InfrastructureError("engine-lost", f"{type(error).__name__}: {error}") from None
+        except EngineGenerateError as error:
+            why = f"{type(error.__cause__ or error).__name__}: {error.__cause__ or error}"
+            if self._llm.errored:
+                raise InfrastructureError("engine-lost", why) from None
+            # Whatever went wrong with this one request: the engine serves on, and must not be ended for it.
+            raise RuntimeError(f"vLLM fails call {request_id}: {why}") from None
+        except GracefulHTTPError as error:
+            raise InfrastructureError("engine-full", f"{type(error).__name__}: {error}") from None
         except (ValueError, VLLMClientError) as error:
             raise RuntimeError(f"vLLM refuses call {request_id}: {type(error).__name__}: {error}") from None
         finally:
