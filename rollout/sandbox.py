@@ -194,8 +194,8 @@ class _Run:
             err = _Kept(self._settings.output_characters, "tail")
             finished = self._converse(process, started + self._settings.timeout_s, out, err)
             flooded = out.total > _FLOOD_CHARACTERS or err.total > _FLOOD_CHARACTERS
-            if not finished or flooded:
-                self.kill()
+            # Also after a good end: what the code started in the background ends with it.
+            self.kill()
             status = process.wait()
         seconds = time.monotonic() - started
         if not out.ready:
@@ -278,11 +278,7 @@ class _Run:
                         selector.unregister(key.fileobj)
                     if key.data.total > _FLOOD_CHARACTERS:
                         return False
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return _ended(process.pid, deadline)
 
     def _close(self, process: subprocess.Popen[bytes]) -> None:
         """Whatever happened, nothing of the group is left and the pipes are closed."""
@@ -356,6 +352,18 @@ def _feed(stream: IO[bytes], left: memoryview) -> memoryview:
         return left
     except BrokenPipeError:
         return left[:0]
+
+
+def _ended(pid: int, deadline: float) -> bool:
+    """Waits for the end of a child; False when the deadline came first. Its status is left to be read: until then its number,
+    and that of its group, is nobody else's."""
+    pause = 0.0005
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if (remaining := deadline - time.monotonic()) <= 0:
+            return False
+        time.sleep(min(pause, remaining))
+        pause = min(2 * pause, 0.05)
+    return True
 
 
 def _in_memory(content: bytes, stack: contextlib.ExitStack) -> int:

@@ -4,6 +4,7 @@ Whatever a model wrote, parsing never raises, and everything that leaves can be 
 """
 
 import logging
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
@@ -17,6 +18,9 @@ from rollout.trajectory import MalformedCall, ToolCall, call_id
 
 HARMONY = "openai"
 """vLLM's name for the calls of gpt-oss, which are read here."""
+_BARE = ("llama3_json", "llama4_json")
+"""Parsers of calls that are JSON without any mark around it."""
+_BARE_CALL = re.compile(r'\{\s*"name"\s*:\s*"')
 
 _Text = Annotated[str, AfterValidator(plain_text)]
 """A model can spell half a character as a JSON escape; no file and no tokenizer takes it."""
@@ -86,6 +90,7 @@ class TurnParser:
         found = [mark for name in names if (mark := getattr(parser, name, None))]
         self._call_mark = str(found[0]) if found else ""
         """How a call begins, where the parser says it."""
+        self._bare = tool_parser in _BARE
 
     def parse(self, text: str, thinking: bool = False, ended: bool = True) -> ParsedTurn:
         """Never raises: a parser's own exception is a malformed call.
@@ -112,10 +117,15 @@ class TurnParser:
             )
             return ParsedTurn(text=(found.content or "").strip(), reasoning=reasoning, tool_calls=calls)
         malformed: tuple[MalformedCall, ...] = ()
-        if self._call_mark and self._call_mark in text:
+        if self._calls(text):
             one = MalformedCall(kind="bad-json", reason=_NOT_JSON)
             malformed = (one if ended else MalformedCall(kind="cut-off", reason=_CUT_OFF),)
         return ParsedTurn(text=text.strip(), reasoning=reasoning, malformed=malformed)
+
+    def _calls(self, text: str) -> bool:
+        """Whether a call was begun."""
+        marked = bool(self._call_mark) and self._call_mark in text
+        return marked or (self._bare and _BARE_CALL.search(text) is not None)
 
     def _divided(self, text: str, thinking: bool) -> tuple[str, str]:
         """(reasoning, the rest)."""

@@ -237,6 +237,17 @@ def test_an_answer_as_such_a_model_samples_it_is_read(chat, tokenizer, case):
         assert (parsed.text, parsed.tool_calls, parsed.malformed) == (answer, (), ())
 
 
+@pytest.mark.parametrize("cut", [20, -1])
+def test_a_bare_call_that_is_not_json_is_malformed_and_not_an_answer(smollm, cut):
+    own = copy.deepcopy(smollm)
+    own.add_tokens(["<|python_tag|>"], special_tokens=True)
+    parser = TurnParser(own, "llama3_json", "")
+    text = CASES["llama3.1"].calls
+    parsed = parser.parse(text[:cut])
+    assert [m.kind for m in parsed.malformed] == ["bad-json"]
+    assert [m.kind for m in parser.parse(text[:cut], ended=False).malformed] == ["cut-off"]
+
+
 def test_words_without_any_thought_are_said_and_not_thought(chat, tokenizer, case):
     parsed = chat.parse(tokenizer.encode('<answer>{"Yes": 1}</answer>', add_special_tokens=False))
     begun_in_thought = case is CASES["qwen3.5"]

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -317,6 +318,23 @@ def test_a_cancelled_run_leaves_no_process():
 
     asyncio.run(cancel())
     assert not _running(marker)
+
+
+def test_what_code_leaves_in_the_background_ends_with_its_cell_also_without_walls():
+    marker = f"background-{os.getpid()}"
+    code = f"""
+import subprocess, sys
+quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", "{marker}"], **quiet)
+print("done")
+"""
+    result = module._Run(Enclosure(kind="process"), find_runtime(), PythonSettings(timeout_s=20), code, DAY).complete()
+    assert (result.stdout, result.exit_status) == ("done\n", 0)
+    # Killed it is by now; the kernel takes a moment to be done with it.
+    patience = time.monotonic() + 10
+    while _running(marker):
+        assert time.monotonic() < patience, "it runs on"
+        time.sleep(0.05)
 
 
 @needs_bubblewrap
