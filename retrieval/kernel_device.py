@@ -25,6 +25,16 @@ _caller = Workers(1)
 """One thread drives the device; its cores do the rest."""
 
 
+def require_device(device: Literal["cpu", "cuda"]) -> None:
+    """Raises SettingsError if this process sees no such device."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(
+            "retrieval.device is cuda, but this process sees no GPU; set retrieval.actor_gpus, or device to cpu"
+        )
+
+
 class DeviceKernel:
     """Implements `Kernel` with torch on a device."""
 
@@ -37,10 +47,7 @@ class DeviceKernel:
         """
         import torch
 
-        if device == "cuda" and not torch.cuda.is_available():
-            raise SettingsError(
-                "retrieval.device is cuda, but this process sees no GPU; set retrieval.actor_gpus, or device to cpu"
-            )
+        require_device(device)
         # the bounds are those of IEEE float32 and of float32 accumulation
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

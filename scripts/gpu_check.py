@@ -23,7 +23,7 @@ from retrieval.days import DayTable
 from retrieval.exact import Certified, Exact
 from retrieval.finder import Finder
 from retrieval.half import copy_norms, half_copy
-from retrieval.kernel_device import DeviceKernel
+from retrieval.kernel_device import DeviceKernel, require_device
 from retrieval.kernel_numpy import NumpyKernel
 from retrieval.kinds import exact_finder, rescorer
 from retrieval.mask import Vectors
@@ -57,16 +57,17 @@ def main(
     json_: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
 ) -> None:
     """Check search on a GPU: answers and bandwidth. Example: python -m scripts.gpu_check."""
+    try:
+        require_device(device)
+    except SettingsError as error:
+        console.print(str(error), style="red", markup=False)
+        sys.exit(2)
     vectors = _unit(rows or (2_000_000 if device == "cuda" else 20_000), dim, 0)
     vectors[1::1_000] = vectors[0]  # exact ties, which must fall to the newer day
     days = _days(len(vectors))
     half = half_copy(vectors)
     norms = copy_norms(vectors, half)
-    try:
-        kinds = _kinds(vectors, half, norms, days, device)
-    except SettingsError as error:
-        console.print(str(error), style="red", markup=False)
-        sys.exit(2)
+    kinds = _kinds(vectors, half, norms, days, device)
     bytes_per_s = _bandwidth(device)
     reference = Shard(vectors, days, exact_finder(vectors, days))
     checks = []
