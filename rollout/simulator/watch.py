@@ -4,6 +4,7 @@ It believes nothing that a machine says of itself: what was acknowledged it know
 wants, what a model was shown from the calls, and which weights an engine holds from the engine.
 """
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,15 @@ ABORT_SECONDS = 30.0
 """How long an engine may go on with a call that was given up: as long as the news takes at its slowest."""
 LATE_SECONDS = 5.0
 """How long after a deadline something may be done about it."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Call:
+    """One model call, as its worker sees it."""
+
+    process: Process
+    ended: float | None = None
+    """When it was given up."""
 
 
 class Watch:
@@ -70,8 +80,8 @@ class Watch:
         """What an engine saw and said last, by lease."""
         self._attempts: dict[tuple[ForecastKey, int], int] = {}
         self._tickets: set[str] = set()
-        self._calls: dict[tuple[int, ...], tuple[Process, float | None]] = {}
-        """Model calls by their context: whose, and when it was given up."""
+        self._calls: dict[tuple[int, ...], list[_Call]] = {}
+        """Unanswered model calls by their context, which repetitions of one step share."""
 
     # The coordinator.
 
@@ -249,7 +259,7 @@ class Watch:
         lease, process = self._lease(request), here()
         if lease is None or process is None:
             return
-        self._calls[request.prompt_ids] = process, None
+        self._calls.setdefault(request.prompt_ids, []).append(_Call(process))
         name = short(lease.key)
         if lease.number not in self._held:
             since = self._trace.clock() - self._ended.get(lease.number, 0.0)
@@ -274,7 +284,8 @@ class Watch:
         lease = self._lease(request)
         if lease is None:
             return
-        self._calls.pop(request.prompt_ids, None)
+        if (call := self._open_call(request)) is not None:
+            self._calls[request.prompt_ids].remove(call)
         self._contexts[lease.number] = request.prompt_ids + completion.token_ids
         self._require(completion.weights == self._weights, f"{short(lease.key)} was sampled by {completion.weights}")
         self._require(len(completion.token_ids) <= request.max_tokens, f"{short(lease.key)} got too many tokens")
@@ -297,20 +308,26 @@ class Watch:
 
     def gave_up(self, request: SampleRequest) -> None:
         """A model call ended without an answer."""
-        if (call := self._calls.get(request.prompt_ids)) is not None and call[0] is here():
-            self._calls[request.prompt_ids] = call[0], self._trace.clock()
+        if (call := self._open_call(request)) is not None:
+            call.ended = self._trace.clock()
+
+    def _open_call(self, request: SampleRequest) -> "_Call | None":
+        """The process's own call of that context."""
+        calls = self._calls.get(request.prompt_ids, ())
+        return next((c for c in calls if c.process is here() and c.ended is None), None)
 
     def works_on(self, engine: str, prompts: Iterable[tuple[int, ...]]) -> None:
         """What an engine works on now."""
         now = self._trace.clock()
         for ids in prompts:
-            process, ended = self._calls.get(ids, (None, now))
-            if process is not None and not process.alive and ended is None:
-                self._calls[ids] = process, now
-            elif ended is not None:
-                self._require(
-                    now - ended <= ABORT_SECONDS, f"{engine} works on a call given up {now - ended:.0f} s ago"
-                )
+            calls = self._calls.get(ids, ())
+            for call in calls:
+                if call.ended is None and not call.process.alive:
+                    call.ended = now
+            ended = [call.ended for call in calls if call.ended is not None]
+            if ended and len(ended) == len(calls):
+                since = now - max(ended)
+                self._require(since <= ABORT_SECONDS, f"{engine} works on a call given up {since:.0f} s ago")
 
     # The fleet.
 
