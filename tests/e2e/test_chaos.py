@@ -4,6 +4,7 @@ Real engines, real shards, real processes. The short form is part of `make test`
 for more of it.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -18,7 +19,6 @@ import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from ray.util.state import list_actors
 
 from cluster.config import dump_settings, load_settings
 from cluster.home import model_path
@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.vllm, pytest.mark.
 
 REPO = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("PASTCAST_CHAOS_SEED", "20261130"))
-KILLS = int(os.environ.get("PASTCAST_CHAOS_KILLS", "6"))
+KILLS = int(os.environ.get("PASTCAST_CHAOS_KILLS", "4"))
 """Of actors; a node and the driver are killed besides, once each."""
-STEPS = 120
+STEPS = 100
 """At least so many forecasts."""
 PATIENCE_SECONDS = 900.0
 """How long the whole may take before the run counts as stuck; nothing is said about how long it does take."""
@@ -55,7 +55,7 @@ def cluster():
 def settings(tmp_path, cluster):
     if not (model_path("smollm2-135m").is_dir() and model_path("minilm").is_dir()):
         pytest.skip("the models are not prepared; run `make setup`")
-    world = make_world(tmp_path / "world", seed=5, events=24, days=60, articles_per_day=2)
+    world = make_world(tmp_path / "world", seed=5, events=14, days=60, articles_per_day=2)
     overrides = [
         f"run.directory={tmp_path / 'run'}",
         f"ray.address={cluster.address}",
@@ -93,10 +93,24 @@ def recorded(run):
         return ledger.counts()[1]
 
 
-def alive(kind):
-    """Process ids of the living actors of a kind, in a stable order."""
-    actors = list_actors(filters=[("class_name", "=", ACTORS[kind]), ("state", "=", "ALIVE")])
-    return sorted(a.pid for a in actors if a.pid)
+def workers(cluster):
+    """Everything that the cluster's raylets have started, and what that has started."""
+    found = []
+    for node in cluster.list_all_nodes():
+        for raylet in node.all_processes["raylet"]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += psutil.Process(raylet.process.pid).children(recursive=True)
+    return found
+
+
+def alive(cluster, kind):
+    """Process ids of the cluster's living actors of a kind, in a stable order."""
+    found = []
+    for process in workers(cluster):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if " ".join(process.cmdline()).startswith(f"ray::{ACTORS[kind]}"):
+                found.append(process.pid)
+    return sorted(found)
 
 
 class Chaos:
@@ -107,6 +121,8 @@ class Chaos:
         self.run = RunDirectory(folder / "run")
         self.chance = random.Random(SEED)
         self.killed = Counter()
+        self.seen = set()
+        """Processes of the cluster and of the drivers."""
         self.process = start(folder)
         self.deadline = time.monotonic() + PATIENCE_SECONDS
 
@@ -120,9 +136,9 @@ class Chaos:
             time.sleep(0.2)
 
     def kill_an_actor(self):
-        kinds = [kind for kind in ACTORS if alive(kind)]
-        kind = self.chance.choice(kinds)
-        victim = self.chance.choice(alive(kind))
+        living = {kind: pids for kind in ACTORS if (pids := alive(self.cluster, kind))}
+        kind = self.chance.choice(sorted(living))
+        victim = self.chance.choice(living[kind])
         os.kill(victim, signal.SIGKILL)
         self.killed[kind] += 1
 
@@ -146,7 +162,6 @@ class Chaos:
 
 
 def test_what_dies_at_random_costs_no_forecast_and_leaves_nothing_behind(settings, cluster):
-    before = {p.pid for p in psutil.process_iter()}
     chaos = Chaos(settings, cluster)
     chaos.wait_for(1)
     with chaos.run.ledger() as ledger:
@@ -160,6 +175,8 @@ def test_what_dies_at_random_costs_no_forecast_and_leaves_nothing_behind(setting
         chaos.wait_for(moment)
         time.sleep(chaos.chance.uniform(0, 2))
         deed()
+        chaos.look()
+    chaos.wait_for(len(scheduled) - 1)
     assert chaos.process.wait(timeout=PATIENCE_SECONDS) == 0, chaos.log()
     print(f"killed {dict(chaos.killed)} over {len(scheduled)} forecasts")
     said = json.loads((settings / "said.json").read_text())
@@ -176,7 +193,8 @@ def test_what_dies_at_random_costs_no_forecast_and_leaves_nothing_behind(setting
     assert not any(n for sitting in said["unfinished"] for n in sitting), "orphaned requests"
     ray.shutdown()
     cluster.shutdown()
-    _gone(before)
+    assert {p.pid for p in chaos.seen} > {chaos.process.pid}
+    _gone(chaos.seen)
 
 
 def _consistent(record, trajectory):
@@ -188,14 +206,15 @@ def _consistent(record, trajectory):
     assert all(t.prompt_ids and t.sampled_ids for t in trajectory.turns)
 
 
-def _gone(before):
-    """No process of the cluster or of its engines is left, alive or as a zombie."""
+def _gone(seen):
+    """No process that the cluster or the driver ever had is left. (One that nobody but init can reap is none of ours.)"""
     deadline = time.monotonic() + 60
-    while left := [p for p in psutil.process_iter(["name", "cmdline", "status"]) if _ours(p, before)]:
-        assert time.monotonic() < deadline, [p.info for p in left]
+    while left := [p for p in seen if _lives(p)]:
+        assert time.monotonic() < deadline, left
         time.sleep(0.5)
 
 
-def _ours(process, before):
-    text = " ".join([process.info["name"] or "", *(process.info["cmdline"] or [])])
-    return process.pid not in before and ("VLLM" in text or "ray::" in text or "chaos_run" in text)
+def _lives(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and not (process.status() == psutil.STATUS_ZOMBIE and process.ppid() == 1)
+    return False
