@@ -96,6 +96,8 @@ def _run(folder: Path, forecasts: int, workers: int) -> Capacity:
         raise RuntimeError(f"the benchmark's run ended with {summary}")
     warm = next(i for i, (_, done) in enumerate(seen) if done >= WARM_SHARE * len(plan.keys))
     (began, before), (ended, after) = seen[warm], seen[-1]
+    if ended == began:
+        raise RuntimeError(f"{forecasts} forecasts were recorded at once, which gives no rate; take more")
     return Capacity(
         forecasts=len(plan.keys),
         per_second=(after - before) / (ended - began),
