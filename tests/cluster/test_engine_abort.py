@@ -92,6 +92,8 @@ def pool_actor():
     return PoolActor(Weights(path="", base="w"), EngineSettings(), SamplingSettings(), 0, 1.0, EchoEngine)
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("session_ends")
 @pytest.mark.parametrize("made", [engine, pool_actor])
 def test_a_caller_that_lost_sight_of_an_actor_for_a_moment_is_not_taken_for_dead(made):
     async def story():
@@ -104,6 +106,8 @@ def test_a_caller_that_lost_sight_of_an_actor_for_a_moment_is_not_taken_for_dead
     asyncio.run(story())
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("session_ends")
 def test_a_call_that_waits_for_an_engine_is_answered_when_its_caller_dies():
     async def story():
         actor = pool_actor()

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from ray.exceptions import OwnerDiedError
 
 from cluster.config import EngineSettings, SamplingSettings
@@ -13,6 +14,8 @@ def pool():
     return PoolActor(Weights(path="/m", base="w"), EngineSettings(), SamplingSettings(), 0, 10.0, object)
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("session_ends")
 def test_a_call_that_arrives_after_its_caller_has_died_gets_no_engine():
     """Found by the simulator: it was given one, and nobody was left to give it back."""
 
