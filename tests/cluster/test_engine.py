@@ -321,9 +321,10 @@ def test_other_full_weights_take_over_and_what_runs_too_long_is_given_up(engine,
 def test_weights_read_in_place_sample_as_transformers_does_with_them(engine, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    path, new = other_checkpoint(tmp_path / "scaled", lambda name, t: t * (1.2 if "mlp" in name else 1.0))
+    path, new = other_checkpoint(tmp_path / "scaled", lambda name, t: t * (1.4 if "mlp" in name else 1.0))
     ray.get(engine.reload.remote(path, new))
-    asked = call(300, length=60, max_tokens=12)
+    # Many tokens: in half precision a few of them may differ by more than the weights do.
+    asked = call(300, length=60, max_tokens=64)
     output = ray.get(engine.generate.remote(asked))
     assert output.weights == new
     ids = torch.tensor([[*asked.ids, *output.token_ids]])
@@ -333,10 +334,9 @@ def test_weights_read_in_place_sample_as_transformers_does_with_them(engine, tmp
         with torch.no_grad():
             logits = model(ids).logits[0, len(asked.ids) - 1 : -1].float()
         found = torch.log_softmax(logits, -1)[range(len(output.token_ids)), list(output.token_ids)]
-        return (found - torch.tensor(output.logprobs)).abs().mean()
+        return float((found - torch.tensor(output.logprobs)).abs().median())
 
-    assert gap(path) < 0.2
-    assert gap(BASE) > 3 * gap(path)
+    assert gap(BASE) > 4 * gap(path)
 
 
 def test_weights_that_cannot_be_served_are_refused_with_the_reason_and_the_old_ones_serve_on(engine, tmp_path):
