@@ -5,7 +5,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 python := .venv/bin/python
 
-.PHONY: help setup demo test lint types unit slow nightly clean
+.PHONY: help setup demo test lint types unit slow chaos nightly clean
 
 help:
 	@echo 'make setup   virtual environment, pinned packages, default model and encoder'
@@ -13,6 +13,7 @@ help:
 	@echo 'make test    lint, types, then all tests, the quick ones first'
 	@echo 'make lint    ruff          make types   mypy --strict'
 	@echo 'make unit    quick tests   make slow    tests with Ray, vLLM and whole jobs'
+	@echo 'make chaos   a run whose engines, shards, workers, node and driver are killed: docs/simulation.md'
 	@echo 'make nightly 10,000 simulated runs, others every day: docs/simulation.md'
 	@echo 'make clean   removes the virtual environment and the tools'"'"' caches and demo/; other runs and models stay'
 
@@ -35,7 +36,11 @@ unit: setup
 	@$(python) -m pytest -q -m 'not ray and not vllm and not e2e'
 
 slow: setup
-	@$(python) -m pytest -q -m 'ray or vllm or e2e'
+	@$(python) -m pytest -q -m '(ray or vllm or e2e) and not chaos'
+
+# Not part of `test`: a run of it takes as long as the other slow tests together.
+chaos: setup
+	@$(python) -m pytest -q -m chaos
 
 # Ten thousand seeds for every day of the year.
 nightly: setup

@@ -1,7 +1,7 @@
 """A run on three nodes, while engines, shard actors, workers, a node and the driver itself are killed at random moments.
 
-Real engines, real shards, real processes. The short form is part of `make test`; PASTCAST_CHAOS_KILLS and PASTCAST_CHAOS_SEED ask
-for more of it.
+Real engines, real shards, real processes. `make chaos` runs the short form; PASTCAST_CHAOS_KILLS and PASTCAST_CHAOS_SEED ask for
+more of it.
 """
 
 import contextlib
@@ -121,6 +121,8 @@ class Chaos:
         self.run = RunDirectory(folder / "run")
         self.chance = random.Random(SEED)
         self.killed = Counter()
+        self.fallen = False
+        """Whether a node has been killed that may have been the driver's."""
         self.seen = set()
         """Processes of the cluster and of the drivers."""
         self.process = start(folder)
@@ -129,7 +131,12 @@ class Chaos:
     def wait_for(self, count):
         """Until so many forecasts are recorded."""
         while (now := recorded(self.run)) < count:
-            assert self.process.poll() is None, f"the run ended by itself ({self.process.returncode}): {self.log()}"
+            if self.process.poll() is not None:
+                # A driver ends with the node that it joined the cluster by.
+                assert self.fallen, f"the run ended by itself ({self.process.returncode}): {self.log()}"
+                self.killed["driver, by its node"] += 1
+                self.fallen = False
+                self.process = start(self.folder)
             assert time.monotonic() < self.deadline, (
                 f"stuck at {now} of {count} after {dict(self.killed)}: {self.log()}"
             )
@@ -147,6 +154,7 @@ class Chaos:
         victim = self.chance.choice(sorted(nodes, key=lambda n: n.node_id))
         self.cluster.remove_node(victim, allow_graceful=False)
         self.killed["node"] += 1
+        self.fallen = True
         self.cluster.add_node(num_cpus=2)
 
     def kill_the_driver(self):
