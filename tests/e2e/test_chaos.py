@@ -140,7 +140,15 @@ class Chaos:
             assert time.monotonic() < self.deadline, (
                 f"stuck at {now} of {count} after {dict(self.killed)}: {self.log()}"
             )
-            time.sleep(0.2)
+            self.look()
+            time.sleep(0.5)
+
+    def look(self):
+        """Remember what runs now, so that it can be missed at the end."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            driver = psutil.Process(self.process.pid)
+            self.seen |= {driver, *driver.children(recursive=True)}
+        self.seen.update(workers(self.cluster))
 
     def kill_an_actor(self):
         living = {kind: pids for kind in ACTORS if (pids := alive(self.cluster, kind))}
