@@ -321,7 +321,7 @@ def test_other_full_weights_take_over_and_what_runs_too_long_is_given_up(engine,
 def test_weights_read_in_place_sample_as_transformers_does_with_them(engine, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    path, new = other_checkpoint(tmp_path / "scaled", lambda name, t: t * (1.4 if "mlp" in name else 1.0))
+    path, new = other_checkpoint(tmp_path / "scaled", lambda name, t: t * (1.2 if "mlp" in name else 1.0))
     ray.get(engine.reload.remote(path, new))
     # Many tokens: in half precision a few of them may differ by more than the weights do.
     asked = call(300, length=60, max_tokens=64)
@@ -330,13 +330,14 @@ def test_weights_read_in_place_sample_as_transformers_does_with_them(engine, tmp
     ids = torch.tensor([[*asked.ids, *output.token_ids]])
 
     def gap(folder):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         with torch.no_grad():
             logits = model(ids).logits[0, len(asked.ids) - 1 : -1].float()
         found = torch.log_softmax(logits, -1)[range(len(output.token_ids)), list(output.token_ids)]
-        return float((found - torch.tensor(output.logprobs)).abs().median())
+        return float((found - torch.tensor(output.logprobs)).abs().mean())
 
-    assert gap(BASE) > 4 * gap(path)
+    assert gap(path) < 0.2
+    assert gap(BASE) > 3 * gap(path)
 
 
 def test_weights_that_cannot_be_served_are_refused_with_the_reason_and_the_old_ones_serve_on(engine, tmp_path):
