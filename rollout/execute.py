@@ -62,7 +62,7 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
             run.check_resumable(plan.manifest)
             ledger = stack.enter_context(run.ledger())
             status = stack.enter_context(_status(run, plan.settings))
-            if not retry:
+            if not any(done.kind in retry for done in ledger.progress()):
                 resumed = _Run(plan, ledger, report, status, 0)
                 if (halt := resumed.over) is not None:
                     return resumed.summary(halt)

@@ -27,7 +27,7 @@ from rollout.record import ForecastRecord
 from rollout.run import RunDirectory
 from rollout.trajectory import Trajectory, Transcript
 
-SHARD_MIB = 256
+FILE_MIB = 256
 """A file is closed once it is larger."""
 GROUP_ROWS = 256
 GROUP_BYTES = 16 * 2**20
@@ -149,12 +149,12 @@ class ExportSummary(Record):
     bytes: int
 
 
-class ShardWriter:
+class FileWriter:
     """Rows into `folder/NAME-00000-of-0000N.parquet`, in bounded groups and files of bounded size."""
 
-    def __init__(self, folder: Path, name: str, columns: tuple[Column, ...], shard_bytes: int) -> None:
+    def __init__(self, folder: Path, name: str, columns: tuple[Column, ...], file_bytes: int) -> None:
         folder.mkdir(parents=True)
-        self._folder, self._name, self._limit = folder, name, shard_bytes
+        self._folder, self._name, self._limit = folder, name, file_bytes
         self._schema = pa.schema([(column, kind) for column, kind, _ in columns])
         self._rows: list[Mapping[str, Any]] = []
         self._size = 0
@@ -204,7 +204,7 @@ def export_run(
     outcomes: bool = True,
     beliefs: bool = False,
     licence: str = "unknown",
-    shard_mib: int = SHARD_MIB,
+    file_mib: int = FILE_MIB,
     report: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> ExportSummary:
     """Write the run's finished forecasts, its events and a card to the new folder `out`; also while the run goes on.
@@ -219,17 +219,17 @@ def export_run(
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    shard_bytes = shard_mib * 2**20
+    file_bytes = file_mib * 2**20
     with directory.ledger() as ledger:
-        counts, scheduled = _write_forecasts(ledger, events, part, shard_bytes, report)
+        counts, scheduled = _write_forecasts(ledger, events, part, file_bytes, report)
     columns = EVENT_COLUMNS + (OUTCOME_COLUMNS if outcomes else ())
-    with ShardWriter(part / "events", "events", columns, shard_bytes) as writer:
+    with FileWriter(part / "events", "events", columns, file_bytes) as writer:
         for event in events.values():
             writer.add(_event_row(event), len(event.question) + len(event.criteria) + len(event.background))
     configurations = {"forecasts": FORECAST_COLUMNS, "events": columns}
     if beliefs:
         configurations["beliefs"] = BELIEF_COLUMNS
-        with ShardWriter(part / "beliefs", "beliefs", BELIEF_COLUMNS, shard_bytes) as writer:
+        with FileWriter(part / "beliefs", "beliefs", BELIEF_COLUMNS, file_bytes) as writer:
             for row in _belief_rows(events.values()):
                 writer.add(row, 100)
     done = sum(counts.values())
@@ -252,13 +252,13 @@ def _write_forecasts(
     ledger: Ledger,
     events: Mapping[str, Event],
     part: Path,
-    shard_bytes: int,
+    file_bytes: int,
     report: Callable[[int, int], None],
 ) -> tuple[Counter[tuple[str, str, str]], int]:
     """Number of forecasts by (model, mode, failure), and how many were scheduled."""
     scheduled, finished = ledger.counts()
     counts: Counter[tuple[str, str, str]] = Counter()
-    with ShardWriter(part / "forecasts", "forecasts", FORECAST_COLUMNS, shard_bytes) as writer:
+    with FileWriter(part / "forecasts", "forecasts", FORECAST_COLUMNS, file_bytes) as writer:
         for done, (record, trajectory) in enumerate(ledger.forecasts(), 1):
             row, size = _forecast_row(record, trajectory, events[record.key.event])
             writer.add(row, size)

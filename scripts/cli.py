@@ -239,14 +239,14 @@ def export(
     outcomes: Annotated[bool, typer.Option(help="Write outcomes, beside the events.")] = True,
     beliefs: Annotated[bool, typer.Option(help="Write market beliefs too.")] = False,
     licence: Annotated[str, typer.Option(help="The licence that the card states.")] = "unknown",
-    shard_mib: Annotated[int, typer.Option(min=1, help="Size of a file.")] = 256,
+    file_mib: Annotated[int, typer.Option(min=1, help="Size of a file.")] = 256,
 ) -> None:
     """Write a run as Parquet files for `datasets`, with a card."""
     from rollout.export import export_run
 
     with ProgressBar("forecasts") as bar:
         made = export_run(
-            run, out, outcomes=outcomes, beliefs=beliefs, licence=licence, shard_mib=shard_mib, report=bar.update
+            run, out, outcomes=outcomes, beliefs=beliefs, licence=licence, file_mib=file_mib, report=bar.update
         )
     console.print(
         f"{made.path}: {made.forecasts} forecasts ({made.open} are open) in {made.files} files, {made.bytes / 2**20:.1f} MiB",

@@ -19,15 +19,8 @@ import ray
 from cluster.call import EngineCall, EngineOutput
 from cluster.record import Record
 from cluster.session import start_session
-from scripts.bench.rollouts import Sample, plan_of, pool_of, roll, world_settings
+from scripts.bench.rollouts import BLOCK, Sample, plan_of, pool_of, roll, scripted_settings
 from scripts.bench.scripted import ScriptedWorker
-
-TURNS = 4
-"""Model calls of a step: three with a tool, and the demanded report."""
-TOKENS = 32
-"""At most per call."""
-BLOCK = 128
-"""Tokens in one block of the prefix cache."""
 
 
 class Efficiency(Record):
@@ -49,22 +42,12 @@ class Efficiency(Record):
 def measure_efficiency(
     folder: Path, tool_ms: Sequence[int], steps: int, concurrency: int, rounds: int, say: Callable[[str], None]
 ) -> list[Efficiency]:
-    """One engine on all cores of this machine; about 40 tokens are decoded for each step and turn."""
-    settings = world_settings(
-        folder,
-        events=max(12, steps // 2),
-        overrides=[
-            f"rollout.concurrency={concurrency}",
-            "rollout.modes=[memory-free]",
-            "rollout.splits=[train, eval]",
-            "rollout.prompt=compact",
-            f"rollout.count={max(1, steps // 24)}",
-            f"rollout.budget.iterations={TURNS - 1}",
-            f"sampling.max_tokens={TOKENS}",
-            f"engine.options={{block_size: {BLOCK}, max_num_seqs: {concurrency}}}",
-            "engine.max_model_len=4096",
-        ],
-    )
+    """One engine on all cores of this machine; TOKENS at most are decoded for each step and turn."""
+    overrides = [
+        f"rollout.concurrency={concurrency}",
+        f"engine.options={{block_size: {BLOCK}, max_num_seqs: {concurrency}}}",
+    ]
+    settings = scripted_settings(folder, steps, overrides)
     plan, weights = plan_of(settings)
     keys = plan.keys[:steps]
     ratios: dict[int, list[float]] = {ms: [] for ms in tool_ms}
@@ -77,13 +60,13 @@ def measure_efficiency(
             actor = ray.remote(ScriptedWorker).options(num_cpus=settings.ray.worker_cpus, max_concurrency=100)
             return actor.remote(settings, engines, questions, seconds)
 
-        warm = roll(plan, keys[:concurrency], partial(hire, 0.0), folder / "warm.sqlite", BLOCK)
+        warm = roll(plan, keys[:concurrency], partial(hire, 0.0), folder / "warm.sqlite")
         say(f"warm: {warm.tokens / warm.seconds:.0f} tokens/s")
         for round_ in range(rounds):
             for ms in tool_ms:
                 ray.get(engine.forget_prefixes.remote())
                 file = folder / f"{round_}-{ms}.sqlite"
-                rolled = roll(plan, keys, partial(hire, ms / 1000), file, BLOCK)
+                rolled = roll(plan, keys, partial(hire, ms / 1000), file)
                 ray.get(engine.forget_prefixes.remote())
                 tokens, seconds = asyncio.run(_batch(engine, rolled.samples))
                 ours, theirs = rolled.tokens / rolled.seconds, tokens / seconds

@@ -13,8 +13,7 @@ from cluster.pool import EngineClient
 from cluster.record import Record
 from cluster.session import start_session
 from rollout.worker import Questions
-from scripts.bench.efficiency import BLOCK, TOKENS, TURNS
-from scripts.bench.rollouts import Rolled, plan_of, pool_of, roll, world_settings
+from scripts.bench.rollouts import BLOCK, Rolled, plan_of, pool_of, roll, scripted_settings
 from scripts.bench.scripted import ScriptedWorker
 
 ENGINES = 2
@@ -72,22 +71,13 @@ class _Dealer(EngineClient):
 
 def measure_prefix(folder: Path, steps: int, say: Callable[[str], None]) -> Prefix:
     """Two engines of one core each."""
-    settings = world_settings(
-        folder,
-        events=max(12, steps // 2),
-        overrides=[
-            f"rollout.concurrency={steps}",
-            "rollout.modes=[memory-free]",
-            "rollout.splits=[train, eval]",
-            "rollout.prompt=compact",
-            f"rollout.count={max(1, steps // 24)}",
-            f"rollout.budget.iterations={TURNS - 1}",
-            f"sampling.max_tokens={TOKENS}",
-            f"engine.replicas={ENGINES}",
-            "engine.cpus=0.5",
-            f"engine.options={{block_size: {BLOCK}}}",
-        ],
-    )
+    overrides = [
+        f"rollout.concurrency={steps}",
+        f"engine.replicas={ENGINES}",
+        "engine.cpus=0.5",
+        f"engine.options={{block_size: {BLOCK}}}",
+    ]
+    settings = scripted_settings(folder, steps, overrides)
     plan, weights = plan_of(settings)
     keys = plan.keys[:steps]
     with (
@@ -105,7 +95,7 @@ def measure_prefix(folder: Path, steps: int, say: Callable[[str], None]) -> Pref
         shares: list[float] = []
         for name, hire in (("sticky", sticky), ("round-robin", dealing)):
             ray.get([h.forget_prefixes.remote() for h in handles])
-            rolled = roll(plan, keys, hire, folder / f"{name}.sqlite", BLOCK)
+            rolled = roll(plan, keys, hire, folder / f"{name}.sqlite")
             shares.append(_share(rolled))
             say(f"{name}: {shares[-1]:.3f} of the reusable prompt tokens from the cache")
     return Prefix(sticky=shares[0], round_robin=shares[1], steps=len(keys))

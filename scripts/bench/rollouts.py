@@ -33,6 +33,31 @@ def world_settings(folder: Path, events: int, overrides: Sequence[str]) -> Setti
     return settings
 
 
+TURNS = 4
+"""Model calls of a step: three with a tool, and the demanded report."""
+TOKENS = 32
+"""At most per call."""
+BLOCK = 128
+"""Tokens in one block of the prefix cache."""
+
+
+def scripted_settings(folder: Path, steps: int, overrides: Sequence[str]) -> Settings:
+    """Settings for `steps` steps of TURNS calls each."""
+    return world_settings(
+        folder,
+        events=max(12, steps // 2),
+        overrides=[
+            "rollout.modes=[memory-free]",
+            "rollout.splits=[train, eval]",
+            "rollout.prompt=compact",
+            f"rollout.count={max(1, steps // 24)}",
+            f"rollout.budget.iterations={TURNS - 1}",
+            f"sampling.max_tokens={TOKENS}",
+            *overrides,
+        ],
+    )
+
+
 class Sample(Record):
     """One model call of a rollout."""
 
@@ -61,11 +86,8 @@ class Rolled(Record):
         return sum(s.sampled for s in self.samples)
 
 
-def roll(plan: Plan, keys: Sequence[ForecastKey], hire: Callable[[Any], Any], file: Path, block: int) -> Rolled:
-    """Run these forecasts with workers that `hire` makes of the questions' reference, and read back what was sampled.
-
-    `block`: tokens in one block of the engines' prefix cache.
-    """
+def roll(plan: Plan, keys: Sequence[ForecastKey], hire: Callable[[Any], Any], file: Path) -> Rolled:
+    """Run these forecasts with workers that `hire` makes of the questions' reference, and read back what was sampled."""
     settings = plan.settings
     options = {e.id: e.options for e in plan.events}
     write_off = WriteOffs(options, settings.rollout.prompt, plan.weights)
@@ -90,18 +112,18 @@ def roll(plan: Plan, keys: Sequence[ForecastKey], hire: Callable[[Any], Any], fi
             crew.dismiss_all()
         if halt.reason != "complete" or coordinator.retried:
             raise RuntimeError(f"the benchmark's rollout ended with {halt}, {coordinator.retried} attempts repeated")
-        samples = [s for key in keys for s in _samples(ledger, key, block)]
+        samples = [s for key in keys for s in _samples(ledger, key)]
     return Rolled(seconds=seconds, samples=tuple(sorted(samples, key=lambda s: s.turn)))
 
 
-def _samples(ledger: Ledger, key: ForecastKey, block: int) -> list[Sample]:
+def _samples(ledger: Ledger, key: ForecastKey) -> list[Sample]:
     trajectory = ledger.trajectory(key)
     if trajectory is None:
         raise RuntimeError(f"{key} left no trajectory")
     samples: list[Sample] = []
     context: list[int] = []
     for number, turn in enumerate(trajectory.turns):
-        reusable = _whole_blocks(trajectory.turns[:number], block)
+        reusable = _whole_blocks(trajectory.turns[:number])
         context += turn.prompt_ids
         samples.append(
             Sample(
@@ -116,10 +138,10 @@ def _samples(ledger: Ledger, key: ForecastKey, block: int) -> list[Sample]:
     return samples
 
 
-def _whole_blocks(earlier: Sequence[Turn], block: int) -> int:
+def _whole_blocks(earlier: Sequence[Turn]) -> int:
     """What earlier turns left in the cache: all they showed the engine but the last sampled token, which it never read."""
     length = sum(len(t.prompt_ids) + len(t.sampled_ids) for t in earlier)
-    return (length - 1) // block * block if earlier else 0
+    return (length - 1) // BLOCK * BLOCK if earlier else 0
 
 
 def plan_of(settings: Settings) -> tuple[Plan, Weights]:

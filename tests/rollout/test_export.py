@@ -131,7 +131,7 @@ def test_files_are_split_by_size_and_keep_every_row(run, tmp_path, monkeypatch):
     with run.ledger() as ledger:
         ledger.commit([packed(k) for k in EVERY_KEY])
     monkeypatch.setattr(rollout.export, "GROUP_ROWS", 10)
-    export_run(run.path, tmp_path / "out", shard_mib=0)
+    export_run(run.path, tmp_path / "out", file_mib=0)
     files = sorted((tmp_path / "out" / "forecasts").iterdir())
     assert [f.name for f in files[:2]] == ["forecasts-00000-of-00020.parquet", "forecasts-00001-of-00020.parquet"]
     assert len(files) == 20
