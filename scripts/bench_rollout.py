@@ -76,11 +76,15 @@ def _say(line: str) -> None:
 
 def _print(figures: RolloutFigures) -> None:
     if figures.efficiency:
-        table = Table("tools take", "of the plain batch", "rounds", "tokens/s", "plain tokens/s", "prefix reused")
+        table = Table(
+            "tools take", "of the plain batch", "rounds", "tokens/s", "plain tokens/s", "prefix reused", "by the batch"
+        )
         for e in figures.efficiency:
             rounds = ", ".join(f"{r:.3f}" for r in e.ratios)
             rates = f"{e.rollout_tokens_per_second:.0f}", f"{e.batch_tokens_per_second:.0f}"
-            table.add_row(f"{e.tool_ms} ms", f"{e.ratio:.3f}", rounds, *rates, f"{e.reused:.3f}")
+            table.add_row(
+                f"{e.tool_ms} ms", f"{e.ratio:.3f}", rounds, *rates, f"{e.reused:.3f}", f"{e.batch_reused:.3f}"
+            )
         console.print(table)
     if figures.capacity:
         table = Table("forecasts", "per second", "driver, MiB", "largest worker, MiB", "ledger, bytes each")

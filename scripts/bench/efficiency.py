@@ -37,6 +37,8 @@ class Efficiency(Record):
     concurrency: int
     reused: float
     """Share of the rollout's reusable prompt tokens that came from the prefix cache."""
+    batch_reused: float
+    """The same of the plain batch: where it is smaller, a rollout can be the faster one."""
 
 
 def measure_efficiency(
@@ -52,7 +54,7 @@ def measure_efficiency(
     keys = plan.keys[:steps]
     ratios: dict[int, list[float]] = {ms: [] for ms in tool_ms}
     rates: dict[int, list[tuple[float, float]]] = {ms: [] for ms in tool_ms}
-    reused: dict[int, list[float]] = {ms: [] for ms in tool_ms}
+    reused: dict[int, list[tuple[float, float]]] = {ms: [] for ms in tool_ms}
     with start_session(settings.ray), pool_of(settings, weights) as pool:
         engines, (engine,) = pool.client(), pool.handles().values()
 
@@ -68,11 +70,12 @@ def measure_efficiency(
                 file = folder / f"{round_}-{ms}.sqlite"
                 rolled = roll(plan, keys, partial(hire, ms / 1000), file)
                 ray.get(engine.forget_prefixes.remote())
-                tokens, seconds = asyncio.run(_batch(engine, rolled.samples))
-                ours, theirs = rolled.tokens / rolled.seconds, tokens / seconds
+                batch, seconds = asyncio.run(_batch(engine, rolled.samples))
+                ours = rolled.tokens / rolled.seconds
+                theirs = sum(len(o.token_ids) for o in batch) / seconds
                 ratios[ms].append(ours / theirs)
                 rates[ms].append((ours, theirs))
-                reused[ms].append(_share(rolled.samples))
+                reused[ms].append((_share(rolled.samples), _share(rolled.samples, [o.cached_tokens for o in batch])))
                 say(f"round {round_ + 1}, tools of {ms} ms: {ours:.0f} of {theirs:.0f} tokens/s")
     return [
         Efficiency(
@@ -83,22 +86,25 @@ def measure_efficiency(
             batch_tokens_per_second=median(theirs for _, theirs in rates[ms]),
             steps=len(keys),
             concurrency=concurrency,
-            reused=median(reused[ms]),
+            reused=median(ours for ours, _ in reused[ms]),
+            batch_reused=median(theirs for _, theirs in reused[ms]),
         )
         for ms in tool_ms
     ]
 
 
-async def _batch(engine: Any, samples: Sequence[Sample]) -> tuple[int, float]:
-    """(tokens, seconds) of all calls asked at once."""
+async def _batch(engine: Any, samples: Sequence[Sample]) -> tuple[list[EngineOutput], float]:
+    """Their outputs, and the seconds of all calls asked at once."""
     began = time.monotonic()
     calls = [
         EngineCall(request_id=uuid.uuid4().hex, ids=s.context, max_tokens=s.sampled, timeout_s=3600.0) for s in samples
     ]
     outputs: list[EngineOutput] = await asyncio.gather(*(engine.generate.remote(call) for call in calls))
-    return sum(len(o.token_ids) for o in outputs), time.monotonic() - began
+    return outputs, time.monotonic() - began
 
 
-def _share(samples: Sequence[Sample]) -> float:
+def _share(samples: Sequence[Sample], cached: Sequence[int] | None = None) -> float:
+    """Of the reusable prompt tokens. `cached`: one count per sample, if not its own."""
     reusable = sum(s.reusable for s in samples)
-    return sum(min(s.cached, s.reusable) for s in samples) / reusable if reusable else 0.0
+    counts = [s.cached for s in samples] if cached is None else cached
+    return sum(min(c, s.reusable) for c, s in zip(counts, samples, strict=True)) / reusable if reusable else 0.0
