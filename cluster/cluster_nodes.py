@@ -27,6 +27,12 @@ def look_at_nodes(bundles: Sequence[Amounts], most: int, leaving: Collection[str
     # Ray has no public word for this; the autoscaler and `ray drain-node` announce a node's end here.
     deadlines = {node: int(at) for node, at in state.get_draining_nodes().items() if node in alive}
     draining = {node: max(0.0, at / 1000 - time.time()) if at else None for node, at in deadlines.items()}
-    free = state.available_resources_per_node()
-    staying = [free[node] for node in sorted(alive) if node in free and node not in draining and node not in leaving]
+    free = free_by_node()
+    staying = [free[node] for node in sorted(free) if node in alive and node not in draining and node not in leaving]
     return NodesSeen(alive=alive, draining=draining, rooms=rooms(bundles, staying, most))
+
+
+def free_by_node() -> dict[str, Amounts]:
+    """What is free on every live node, by its id; on one that leaves, nothing. Blocks."""
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - set(state.get_draining_nodes())
+    return {node: free for node, free in state.available_resources_per_node().items() if node in alive}

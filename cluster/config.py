@@ -161,6 +161,9 @@ class IndexSettings(Section):
     """The index on disk."""
 
     directory: Path = Path("index")
+    source: str | None = None
+    """An fsspec address (`s3://…`, `file:///…`) of a finished index: every node fetches what it serves, once, into `directory`, and
+    checks it by hash."""
     kind: Literal["exact", "exact-bf16", "approximate"] = "exact"
     """`exact-bf16` gives the same answers as `exact` at half the memory traffic, for half as much disk again; `approximate` misses rows."""
     approximate: ApproximateSettings = ApproximateSettings()
@@ -175,6 +178,15 @@ class RetrievalSettings(Section):
     """How the index is served and what a search shows."""
 
     shard_actors: PositiveInt = 2
+    """Groups among which the months are dealt, each served by an actor."""
+    replicas: PositiveInt = 1
+    """Actors for each group, on different nodes where there are several: more queries at once, and none waits for a restart."""
+    batch: PositiveInt = 64
+    """Most queries that an actor searches together."""
+    linger_s: NonNegativeFloat = 0.003
+    """How long an actor waits, at most, for the callers of its last batch to ask again before it starts the next."""
+    queue: PositiveInt = 256
+    """Most queries in an actor's queue, of all workers together; further ones wait where they come from."""
     actor_cpus: float = Field(0.1, ge=0)
     """Cores per shard actor and for the encoder; Ray gives each as many threads, at least one."""
     device: Device = "cpu"
@@ -186,6 +198,8 @@ class RetrievalSettings(Section):
     start_timeout_s: PositiveFloat = 300.0
     request_timeout_s: PositiveFloat = 120.0
     """How long a search may take, waiting for a restart included, before the attempt is given up."""
+    silence_s: PositiveFloat = 30.0
+    """A replica that leaves a call unanswered for so long is taken for lost where another one can answer."""
     default_top_k: PositiveInt = 5
     maximum_top_k: PositiveInt = 20
     snippet_characters: PositiveInt = 280

@@ -85,9 +85,3 @@ class _Place:
 def merge(hits: Iterable[Hit], k: int) -> list[Hit]:
     """The best `k`: by score, then newer day, then id."""
     return sorted(hits, key=lambda h: (-h.score, -h.day.toordinal(), h.article_id))[:k]
-
-
-def deal(shards: Sequence[ShardManifest], hands: int) -> list[tuple[str, ...]]:
-    """Months for each of at most `hands` actors: dealt round-robin from the largest down, no hand empty."""
-    by_size = sorted(shards, key=lambda s: (-s.rows, s.month))
-    return [tuple(sorted(s.month for s in by_size[i::hands])) for i in range(min(hands, len(shards)))]

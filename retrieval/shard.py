@@ -21,6 +21,8 @@ class SearchCounts:
     """What the searches of a shard took so far."""
 
     queries: int = 0
+    ranged: int = 0
+    """Rows in the queries' ranges, added up over the queries."""
     rescored: int = 0
     """Rows that were scored canonically."""
     fallbacks: int = 0
@@ -67,6 +69,7 @@ class Shard:
         with self._counting:
             self.counts = SearchCounts(
                 self.counts.queries + len(queries),
+                self.counts.ranged + int((checked[:, 1] - checked[:, 0]).sum()),
                 self.counts.rescored + answers.rescored,
                 self.counts.fallbacks + answers.fallbacks,
             )

@@ -24,6 +24,7 @@ from cluster.engine_shape import pool_bundles
 from cluster.failures import FailureKind, InfrastructureError
 from cluster.pool import EngineClient, EnginePool
 from cluster.session import require, start_session
+from retrieval.placing import retrieval_bundles
 from retrieval.pool import start_retrieval_pool
 from retrieval.view import Searcher
 from rollout.coordinator import Coordinator, Halt, Limits, Tally
@@ -244,6 +245,5 @@ def _bundles(settings: Settings) -> list[dict[str, float]]:
     if settings.model.kind == "vllm":
         bundles += pool_bundles(settings.engine)
     if uses_tools(settings):
-        # The encoder is one more actor beside the shards.
-        bundles += [{"CPU": settings.retrieval.actor_cpus}] * (settings.retrieval.shard_actors + 1)
+        bundles += retrieval_bundles(settings.retrieval)
     return bundles

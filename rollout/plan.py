@@ -19,6 +19,7 @@ from cluster.weights import Weights, read_weights
 from retrieval.build import index_kind
 from retrieval.corpus.rows import Loaded, QuarantinedRow
 from retrieval.library import Library
+from retrieval.remote_index import open_index
 from rollout.endpoint_model import endpoint_weights
 from rollout.episode import schedule
 from rollout.events.dates import TOO_FEW_DAYS, forecast_dates
@@ -119,7 +120,8 @@ def make_plan(settings: Settings) -> Plan:
         records, hidden = hide_moved_deadlines(records, settings.events.deadlines_move)
     split = split_events(records, settings.events.train, settings.events.eval, settings.events.limit)
     dropped = Counter(split.dropped)
-    library = Library.open(settings.index.directory) if settings.index.directory.exists() else None
+    index = settings.index
+    library = open_index(index) if index.source is not None or index.directory.exists() else None
     if library is None and uses_tools(settings):
         raise SettingsError(
             f"no index at {settings.index.directory}; run `pastcast index build` with the same settings"

@@ -68,3 +68,50 @@ def test_a_request_whose_caller_gave_up_is_not_worked_on() -> None:
 
     asyncio.run(main())
     assert seen == [1, 3]
+
+
+def test_callers_that_ask_again_and_again_stay_together() -> None:
+    sizes: list[int] = []
+    gate = threading.Event()
+
+    def note(requests: Sequence[int]) -> list[int]:
+        sizes.append(len(requests))
+        gate.wait()
+        return list(requests)
+
+    async def main() -> None:
+        drain = QueueDrain(note, largest=8, linger_s=1e6)
+
+        async def caller(number: int, times: int) -> None:
+            for _ in range(times):
+                await drain.submit(number)
+                for _ in range(5 * number):
+                    await asyncio.sleep(0)  # each takes another while to come back
+
+        callers = [asyncio.create_task(caller(0, 5))]
+        while not sizes:
+            await asyncio.sleep(0)
+        callers += [asyncio.create_task(caller(i, 4)) for i in range(1, 5)]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*callers)
+
+    asyncio.run(main())
+    assert sizes == [1, 5, 5, 5, 5]
+
+
+def test_a_lone_request_does_not_linger() -> None:
+    async def main() -> list[int]:
+        drain = QueueDrain(lambda requests: list(requests), linger_s=1e6)
+        return [await drain.submit(i) for i in range(3)]
+
+    assert asyncio.run(asyncio.wait_for(main(), 30)) == [0, 1, 2]
+
+
+def test_who_lingers_goes_on_when_the_others_do_not_come() -> None:
+    async def main() -> list[int]:
+        drain = QueueDrain(lambda requests: list(requests), linger_s=0.01)
+        await asyncio.gather(*(drain.submit(i) for i in range(4)))
+        return [await drain.submit(9)]
+
+    assert asyncio.run(asyncio.wait_for(main(), 30)) == [9]

@@ -3,9 +3,12 @@ import datetime as dt
 import os
 import shutil
 import signal
+import time
+import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -15,10 +18,12 @@ from cluster.config import Settings, load_settings
 from cluster.failures import DataError, InfrastructureError, SettingsError
 from retrieval.article import Hit
 from retrieval.build import build_index
+from retrieval.client import CallRules, RetrievalClient
 from retrieval.encoder import HashingEncoder
 from retrieval.library import Library
 from retrieval.local import LocalSearcher
-from retrieval.pool import RetrievalClient, start_retrieval_pool
+from retrieval.pool import start_retrieval_pool
+from retrieval.scan import Span
 from retrieval.shard_files import VECTORS
 from retrieval.view import DatedView
 
@@ -45,15 +50,17 @@ def settings_for(index: Path, *overrides: str) -> Settings:
     return load_settings(overrides=[f"index.directory={index}", "index.encoder=hashing", *overrides])
 
 
+QUESTIONS = [
+    (f"{a} {b}", first, cutoff, 1 + i % 7)
+    for i, (a, b) in enumerate(pairwise(WORDS))
+    for cutoff in CUTOFFS
+    for first in (None, cutoff - dt.timedelta(days=9))
+]
+
+
 async def ask(client: RetrievalClient | LocalSearcher) -> list[tuple[Hit, ...]]:
     """Many searches at once, some of them of one batch with different days and sizes."""
-    calls = [
-        client.search(f"{a} {b}", first, cutoff, 1 + i % 7)
-        for i, (a, b) in enumerate(pairwise(WORDS))
-        for cutoff in CUTOFFS
-        for first in (None, cutoff - dt.timedelta(days=9))
-    ]
-    return list(await asyncio.gather(*calls))
+    return list(await asyncio.gather(*(client.search(*question) for question in QUESTIONS)))
 
 
 @ray.remote(num_cpus=0)
@@ -115,7 +122,7 @@ def test_an_answer_that_does_not_come_in_time_is_an_infrastructure_failure(index
     try:
         for process in pool.processes:
             os.kill(process, signal.SIGSTOP)
-        hurried = RetrievalClient(pool._encoder, pool._shards, timeout_s=0.5)
+        hurried = pool.client(CallRules(timeout_s=0.5, silence_s=30))
         with pytest.raises(InfrastructureError, match=r"retrieval-lost: no answer within 0.5 s"):
             asyncio.run(hurried.search("harbour", None, CUTOFFS[-1], 3))
     finally:
@@ -145,4 +152,107 @@ def test_a_pool_that_finds_no_cpus_says_so_instead_of_waiting_for_ever(index: Pa
 @pytest.mark.parametrize("k", [0, 1001])
 def test_a_client_refuses_a_top_k_out_of_bounds(k: int) -> None:
     with pytest.raises(ValueError, match="top k"):
-        asyncio.run(RetrievalClient(None, (), 1.0).search("harbour", None, CUTOFFS[0], k))
+        asyncio.run(
+            RetrievalClient(None, (), CallRules(timeout_s=1, silence_s=1)).search("harbour", None, CUTOFFS[0], k)
+        )
+
+
+@ray.remote(num_cpus=0)
+def ask_elsewhere(client: RetrievalClient, questions: list[tuple[str, dt.date | None, dt.date, int]]) -> list[Any]:
+    async def all_at_once() -> list[Any]:
+        return list(await asyncio.gather(*(client.search(*question) for question in questions)))
+
+    return asyncio.run(all_at_once())
+
+
+@pytest.mark.usefixtures("session")
+def test_a_full_queue_lets_callers_of_many_processes_wait_and_fails_nobody(index: Path) -> None:
+    expected = asyncio.run(ask(LocalSearcher(Library.open(index), HashingEncoder())))
+    pool = start_retrieval_pool(
+        settings_for(index, "retrieval.shard_actors=1", "retrieval.batch=8", "retrieval.queue=5")
+    )
+    try:
+        assert ray.get([ask_elsewhere.remote(pool.client(), QUESTIONS) for _ in range(4)]) == [expected] * 4
+        [figures] = pool.figures()
+        assert figures.longest_queue == 5
+        span = Span.of(pool.manifest.shards)
+        visible = sum(span.meets(first, cutoff) for _, first, cutoff, _ in QUESTIONS)
+        assert 0 < visible < len(QUESTIONS)
+        assert figures.work.queries == 4 * visible, "where nothing can be visible, nobody is asked"
+        assert 1 < figures.work.mean_batch <= 5
+    finally:
+        pool.close()
+
+
+def vectors_in_memory(process: int) -> dict[str, int]:
+    """KiB by kind over the process's mappings of vector files, from /proc."""
+    found: dict[str, int] = {}
+    inside = False
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if "-" in name:
+            inside = line.endswith(VECTORS)
+        elif inside and values[-1] == "kB":
+            found[name.rstrip(":")] = found.get(name.rstrip(":"), 0) + int(values[0])
+    return found
+
+
+@pytest.mark.usefixtures("session")
+def test_actors_of_one_node_share_the_pages_of_the_vectors_and_copy_none(tmp_path: Path) -> None:
+    build_index(corpus(3_000), HashingEncoder(), tmp_path)
+    pool = start_retrieval_pool(settings_for(tmp_path, "retrieval.shard_actors=1", "retrieval.replicas=2"))
+    try:
+        asyncio.run(ask(pool.client()))
+        for process in pool.processes:
+            pages = vectors_in_memory(process)
+            assert pages["Rss"] >= 3_000 * 256 * 4 / 1024
+            assert pages["Shared_Clean"] == pages["Rss"]
+            assert pages["Private_Clean"] == pages["Private_Dirty"] == pages["Shared_Dirty"] == pages["Anonymous"] == 0
+        # every page is there once: the processes' shares of it add up to one
+        shares = [vectors_in_memory(process)["Pss"] for process in pool.processes]
+        assert sum(shares) == pytest.approx(pages["Rss"], rel=0.01)
+    finally:
+        pool.close()
+
+
+@pytest.mark.usefixtures("session")
+def test_an_index_elsewhere_is_served_like_one_at_hand(index: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    pool = start_retrieval_pool(settings_for(here, f"index.source={index.as_uri()}", "retrieval.replicas=2"))
+    try:
+        expected = asyncio.run(ask(LocalSearcher(Library.open(index), HashingEncoder())))
+        assert asyncio.run(ask(pool.client())) == expected
+        # what was fetched is damaged, and the actor that starts on it fetches it anew
+        [vectors] = here.glob(f"*/2024-06/{VECTORS}")
+        vectors.unlink()
+        vectors.write_bytes(b"?")
+        for process in pool.processes:
+            os.kill(process, signal.SIGKILL)
+        assert asyncio.run(ask(pool.client())) == expected
+    finally:
+        pool.close()
+
+
+@pytest.mark.usefixtures("session")
+def test_shard_actors_publish_what_they_do_as_ray_metrics(index: Path) -> None:
+    node = next(n for n in ray.nodes() if n["Alive"])
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    pool = start_retrieval_pool(settings_for(index))
+    try:
+        asyncio.run(ask(pool.client()))
+        tag = f'index="{pool.manifest.fingerprint[:12]}"'
+        wanted = sum(f.work.queries for f in pool.figures())
+        deadline = time.monotonic() + 60
+        total = 0.0
+        while total < wanted:
+            assert time.monotonic() < deadline, "the figures never came"
+            time.sleep(0.5)
+            with urllib.request.urlopen(address) as answer:
+                lines = [line for line in answer.read().decode().splitlines() if tag in line]
+            total = sum(
+                float(line.split()[-1]) for line in lines if line.startswith("ray_pastcast_shard_queries_total")
+            )
+        published = {line.split("{")[0].removeprefix("ray_pastcast_shard_") for line in lines}
+        assert published == {"queue", "batch", "queries_total", "batches_total", "rows_total", "seconds_total"}
+    finally:
+        pool.close()

@@ -125,7 +125,8 @@ def test_every_reason_and_choice_that_a_page_names_is_in_the_code(page: Path, so
 
 def test_the_metrics_are_those_of_the_page() -> None:
     text = running_text(ROOT / "docs" / "monitoring.md")
-    published = set(re.findall(r'"(pastcast_[a-z_]+[a-z])"', (ROOT / "rollout" / "metrics.py").read_text()))
+    sources = [ROOT / "rollout" / "metrics.py", ROOT / "retrieval" / "shard_metrics.py"]
+    published = {name for file in sources for name in re.findall(r'"(pastcast_[a-z_]+[a-z])"', file.read_text())}
     named = set(re.findall(r"ray_(pastcast_[a-z_]+)", text))
     (first, others) = re.findall(r"`ray_(pastcast_engine)_running`, ((?:`_[a-z_]+`,? ?)+)", text)[0]
     named |= {first + suffix for suffix in re.findall(r"`(_[a-z_]+)`", others)}
