@@ -5,6 +5,7 @@ import datetime as dt
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import ray
 from corpora import START, WORDS, corpus
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayError
 
 from cluster.config import load_settings
 from retrieval.article import Hit
@@ -23,8 +25,12 @@ from retrieval.encoder import HashingEncoder
 from retrieval.library import Library
 from retrieval.local import LocalSearcher
 from retrieval.pool import RetrievalPool, start_retrieval_pool
+from retrieval.shard_metrics import ShardFigures
 
 pytestmark = pytest.mark.ray
+
+PATIENCE_SECONDS = 90.0
+"""How long anything may take that must come; nothing is said about how long it does take."""
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +95,24 @@ class Load:
 
     async def _progress(self, more: int) -> None:
         wanted = self.answered + more
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while self.answered < wanted:
                 await asyncio.sleep(0.05)
 
 
+def settled(pool: RetrievalPool) -> tuple[ShardFigures, ...]:
+    """Of all actors, once all are up again."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return pool.figures()
+        except RayError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
 def where(pool: RetrievalPool) -> dict[tuple[int, int], str]:
-    return {(f.group, f.replica): f.node for f in pool.figures()}
+    return {(f.group, f.replica): f.node for f in settled(pool)}
 
 
 def test_actors_and_a_node_die_under_load_and_every_query_is_answered(cluster: Any, index: Path) -> None:
@@ -119,7 +136,7 @@ def test_actors_and_a_node_die_under_load_and_every_query_is_answered(cluster: A
             os.kill(first, signal.SIGKILL)
 
         def all_replicas() -> None:
-            for figures in pool.figures():
+            for figures in settled(pool):
                 os.kill(figures.process, signal.SIGKILL)
 
         def a_node() -> None:
