@@ -7,13 +7,12 @@ that a sentence encoder gives in another batch.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.cluster_nodes import free_by_node
 from cluster.config import RetrievalSettings, Settings
@@ -33,6 +32,9 @@ from retrieval.shard_metrics import ShardFigures
 from retrieval.shard_server import Serving, ShardServer
 
 _log = logging.getLogger(__name__)
+
+_NODE = "ray.io/node-id"
+"""The label by which Ray tells nodes apart."""
 
 _ANSWERS_AT_ONCE = 10_000
 """Of a shard actor: calls that wait at its door take no thread, and `ready` and `figures` must not wait behind them."""
@@ -167,14 +169,25 @@ def _start_groups(servings: Sequence[Serving], retrieval: RetrievalSettings) -> 
     for serving, nodes in zip(servings, laid, strict=True):
         handles = []
         for replica, node in enumerate(nodes):
-            options = {**_life(retrieval), "num_gpus": retrieval.actor_gpus, "max_concurrency": _ANSWERS_AT_ONCE}
-            if node is not None:
-                # a wish: what is pinned or lies in a placement group does not move when its node is lost
-                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+            options = {
+                **_life(retrieval),
+                **_wishes(node, {other for other in nodes if other not in (None, node)}),
+                "num_gpus": retrieval.actor_gpus,
+                "max_concurrency": _ANSWERS_AT_ONCE,
+            }
             mine = serving.model_copy(update={"replica": replica})
             handles.append(ray.remote(ShardServer).options(**options).remote(mine))
         groups.append(ShardGroup(tuple(handles), Span.of(serving.shards)))
     return groups
+
+
+def _wishes(node: str | None, others: Collection[str]) -> dict[str, Any]:
+    """The planned node; else one without the group's other replicas; else any. Wishes are heard at every start anew, so that an actor
+    whose node is lost or full moves; what is pinned or lies in a placement group would wait for it."""
+    if node is None:
+        return {}
+    apart = [{_NODE: f"!in({','.join(sorted(others))})"}] if others else []
+    return {"label_selector": {_NODE: node}, "fallback_strategy": [{"label_selector": w} for w in (*apart, {})]}
 
 
 def _life(retrieval: RetrievalSettings) -> dict[str, Any]:

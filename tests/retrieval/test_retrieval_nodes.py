@@ -115,6 +115,11 @@ def where(pool: RetrievalPool) -> dict[tuple[int, int], str]:
     return {(f.group, f.replica): f.node for f in settled(pool)}
 
 
+def apart(placed: dict[tuple[int, int], str]) -> bool:
+    """Whether two replicas of both groups lie on different nodes."""
+    return len(placed) == 4 and all(placed[group, 0] != placed[group, 1] for group in (0, 1))
+
+
 def test_actors_and_a_node_die_under_load_and_every_query_is_answered(cluster: Any, index: Path) -> None:
     overrides = [
         f"index.directory={index}",
@@ -127,7 +132,7 @@ def test_actors_and_a_node_die_under_load_and_every_query_is_answered(cluster: A
     pool = start_retrieval_pool(load_settings(overrides=overrides))
     try:
         placed = where(pool)
-        assert all(placed[group, 0] != placed[group, 1] for group in (0, 1)), "replicas lie apart"
+        assert apart(placed)
         load = Load(pool.client(), LocalSearcher(Library.open(index), HashingEncoder()), 8)
         first, second = pool.processes[:2]
         leaving = next(n for n in cluster.worker_nodes if n.node_id in placed.values())
@@ -146,6 +151,6 @@ def test_actors_and_a_node_die_under_load_and_every_query_is_answered(cluster: A
         assert load.answered >= 400
         moved = where(pool)
         assert leaving.node_id not in moved.values()
-        assert len(moved) == 4
+        assert apart(moved)
     finally:
         pool.close()
