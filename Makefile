@@ -33,7 +33,7 @@ types: setup
 	@$(python) -m mypy
 
 unit: setup
-	@$(python) -m pytest -q -m 'not ray and not vllm and not e2e'
+	@$(python) -m pytest -q -n 2 --dist worksteal -m 'not ray and not vllm and not e2e'
 
 slow: setup
 	@$(python) -m pytest -q -m 'ray or vllm or e2e'
