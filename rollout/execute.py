@@ -27,16 +27,17 @@ from cluster.session import require, start_session
 from retrieval.placing import retrieval_bundles
 from retrieval.pool import start_retrieval_pool
 from retrieval.view import Searcher
-from rollout.coordinator import Coordinator, Halt, Limits, Tally
+from rollout.coordinator import Coordinator
+from rollout.limits import Limits
+from rollout.wants import Halt
 from rollout.crew import Crew
 from rollout.endpoint_model import proving_calls
 from rollout.ledger import Ledger
 from rollout.metrics import RunMetrics, metrics_address
 from rollout.mirror import mirrored, take_up
-from rollout.notebook import NotebookState
 from rollout.plan import Plan, uses_tools
 from rollout.progress import Progress, Report, RunSummary
-from rollout.record import ForecastKey
+from rollout.resumption import Recorded, earlier_tally
 from rollout.run import RunDirectory
 from rollout.sitting import Sitting, View
 from rollout.status import StatusWriter
@@ -63,7 +64,7 @@ def execute(plan: Plan, resume: bool, report: Report, retry: Collection[FailureK
             run.check_resumable(plan.manifest)
             ledger = stack.enter_context(run.ledger())
             status = stack.enter_context(_status(run, plan.settings))
-            if not any(done.kind in retry for done in ledger.progress()):
+            if not ledger.kinds().keys() & set(retry):
                 resumed = _Run(plan, ledger, report, status, 0)
                 if (halt := resumed.over) is not None:
                     return resumed.summary(halt)
@@ -85,18 +86,11 @@ class _Run:
     def __init__(self, plan: Plan, ledger: Ledger, report: Report, status: StatusWriter, reopened: int) -> None:
         self._plan, self._ledger, self._report, self._status, self._reopened = plan, ledger, report, status, reopened
         self._settings: Settings = plan.settings
-        finished: dict[ForecastKey, NotebookState | None] = {}
-        earlier = Tally()
-        for done in ledger.progress():
-            finished[done.key] = done.notebook
-            if done.kind is not None:
-                earlier.failures[done.reason] += 1
-                earlier.kinds[done.kind] += 1
-        # Also what was taken back was paid for.
-        _, earlier.price = ledger.spent()
         options = {e.id: e.options for e in plan.events}
         write_off = WriteOffs(options, plan.settings.rollout.prompt, plan.weights)
-        self._coordinator = Coordinator(plan.keys, finished, Limits.of(plan.settings), write_off, earlier)
+        self._coordinator = Coordinator(
+            plan.keys, Recorded(ledger), Limits.of(plan.settings), write_off, earlier_tally(ledger)
+        )
         self._sitting: Sitting | None = None
         self._began = monotonic()
 

@@ -26,6 +26,7 @@ from rollout.trajectory import Trajectory
 
 SCHEMA_VERSION = 2
 _KEY = "model, event, date, mode, rollout"
+_IS_KEY = "model = ? AND event = ? AND date = ? AND mode = ? AND rollout = ?"
 # What is read for every record of a run stands apart from what is large: opening a run must not read its trajectories.
 _SCHEMA = f"""
 CREATE TABLE version (number INTEGER NOT NULL);
@@ -59,20 +60,6 @@ CREATE TABLE superseded (
     why TEXT NOT NULL
 );
 """
-
-
-class FinishedForecast(Record):
-    """What going on with a run has to know of a finished forecast."""
-
-    key: ForecastKey
-    kind: FailureKind | None
-    """None for a usable report."""
-    reason: str
-    """Of the failure; empty without one."""
-    notebook: NotebookState | None
-    output_tokens: int
-    price: float
-    """US dollars."""
 
 
 class Retried(Record):
@@ -276,10 +263,9 @@ class Ledger:
         ).fetchone()
         return int(number)
 
-    def scheduled(self) -> list[ForecastKey]:
-        """Every forecast that is expected, in scheduled order."""
-        rows = self._connection.execute(f"SELECT {_KEY} FROM scheduled ORDER BY position")
-        return [_key(row) for row in rows]
+    def scheduled(self) -> Iterator[ForecastKey]:
+        """Every forecast that is expected, in scheduled order; one at a time is in memory."""
+        return map(_key, self._connection.execute(f"SELECT {_KEY} FROM scheduled ORDER BY position"))
 
     def counts(self) -> tuple[int, int]:
         """(scheduled, finished)."""
@@ -293,22 +279,22 @@ class Ledger:
             _key(row) for row in self._connection.execute(f"SELECT {_KEY} FROM current JOIN scheduled USING (position)")
         }
 
-    def progress(self) -> Iterator[FinishedForecast]:
-        """What going on needs of every finished forecast, in scheduled order; no record is read for it."""
-        rows = self._connection.execute(
-            f"SELECT kind, reason, notebook, output_tokens, price, {_KEY} FROM current "
-            "JOIN forecasts ON change = forecast JOIN scheduled ON scheduled.position = current.position "
-            "ORDER BY current.position"
-        )
-        for kind, reason, notebook, output_tokens, price, *key in rows:
-            yield FinishedForecast(
-                key=_key(key),
-                kind=kind,
-                reason=reason or "",
-                notebook=None if notebook is None else NotebookState.model_validate_json(notebook),
-                output_tokens=output_tokens,
-                price=price,
-            )
+    def holds(self, key: ForecastKey) -> bool:
+        """Whether a forecast has a record; nothing of it is read."""
+        return self._connection.execute(
+            f"SELECT 1 FROM scheduled JOIN current USING (position) WHERE {_IS_KEY}", _row(key)
+        ).fetchone() is not None
+
+    def notebook(self, key: ForecastKey) -> NotebookState | None:
+        """The notebook that a finished forecast left, without its record. Raises KeyError for one that has none."""
+        row = self._connection.execute(
+            "SELECT notebook FROM scheduled JOIN current USING (position) JOIN forecasts ON change = forecast "
+            f"WHERE {_IS_KEY}",
+            _row(key),
+        ).fetchone()
+        if row is None:
+            raise KeyError(key)
+        return None if row[0] is None else NotebookState.model_validate_json(row[0])
 
     def records(self) -> Iterator[ForecastRecord]:
         """All records in scheduled order, those that were taken back left out."""
@@ -329,13 +315,19 @@ class Ledger:
 
     def trajectory(self, key: ForecastKey) -> Trajectory | None:
         """The trajectory of one key; None when the forecast is missing or left none."""
-        where = "model = ? AND event = ? AND date = ? AND mode = ? AND rollout = ?"
         row = self._connection.execute(
             "SELECT trajectory FROM scheduled JOIN current USING (position) JOIN contents ON change = forecast "
-            f"WHERE {where}",
+            f"WHERE {_IS_KEY}",
             _row(key),
         ).fetchone()
         return None if row is None or row[0] is None else unpack_trajectory(row[0])
+
+    def kinds(self) -> dict[FailureKind, int]:
+        """Number of records by the kind of their failure, those without one left out."""
+        rows = self._connection.execute(
+            "SELECT kind, count(*) FROM current JOIN forecasts ON change = forecast WHERE kind IS NOT NULL GROUP BY kind"
+        )
+        return dict(rows.fetchall())
 
     def failures(self) -> dict[str, int]:
         """Number of records by failure reason."""
@@ -419,8 +411,7 @@ class Ledger:
         )
 
     def _position(self, key: ForecastKey) -> int:
-        where = "model = ? AND event = ? AND date = ? AND mode = ? AND rollout = ?"
-        row = self._connection.execute(f"SELECT position FROM scheduled WHERE {where}", _row(key)).fetchone()
+        row = self._connection.execute(f"SELECT position FROM scheduled WHERE {_IS_KEY}", _row(key)).fetchone()
         if row is None:
             raise DataError(f"ledger {self.path}: {key} was never scheduled")
         return int(row[0])

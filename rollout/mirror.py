@@ -375,7 +375,7 @@ def restore(run: RunDirectory, address: str, patience_s: float = PATIENCE_SECOND
     if index is None:
         return False
     files = {name: patiently(read_start_file, store, index, name) for name in index.files}
-    schedule = [ForecastKey.model_validate_json(line) for line in files.pop(SCHEDULE_FILE).decode().splitlines()]
+    schedule = map(ForecastKey.model_validate_json, files.pop(SCHEDULE_FILE).decode().splitlines())
     parts = patiently(read_parts, store)
 
     def changes() -> Iterator[list[Change]]:

@@ -21,7 +21,7 @@ from retrieval.corpus.rows import Loaded, QuarantinedRow
 from retrieval.library import Library
 from retrieval.remote_index import open_index
 from rollout.endpoint_model import endpoint_weights
-from rollout.episode import schedule
+from rollout.episode import Schedule, schedule
 from rollout.events.dates import TOO_FEW_DAYS, forecast_dates
 from rollout.events.deadline import hide_moved_deadlines
 from rollout.events.event import Belief, Event
@@ -29,7 +29,6 @@ from rollout.events.load import load_events
 from rollout.events.split import split_events
 from rollout.manifest import Manifest, content_hashes, make_manifest
 from rollout.prompts import prompt_hash
-from rollout.record import ForecastKey
 from rollout.run import QUARANTINE_FILE, read_floor
 from rollout.sandbox import Sandbox
 from rollout.share import share_of
@@ -47,7 +46,7 @@ class Plan(Record):
 
     settings: Settings
     events: tuple[Event, ...]
-    keys: tuple[ForecastKey, ...]
+    keys: Schedule
     quarantined: dict[str, int]
     """Rows of the events file by reason."""
     unused_rows: tuple[QuarantinedRow, ...]
@@ -170,7 +169,7 @@ def make_plan(settings: Settings) -> Plan:
     return Plan(
         settings=settings,
         events=tuple(events),
-        keys=tuple(keys),
+        keys=keys,
         quarantined=loaded.quarantined,
         unused_rows=unused,
         naive_times=loaded.naive_times,
@@ -198,7 +197,7 @@ def _load(settings: Settings) -> tuple[Loaded[Event], tuple[QuarantinedRow, ...]
 
 
 def _inputs(
-    settings: Settings, events: list[Event], keys: list[ForecastKey], library: Library | None, weights: str
+    settings: Settings, events: list[Event], keys: Schedule, library: Library | None, weights: str
 ) -> Mapping[str, str]:
     prompts = {f"prompt.{m}": prompt_hash(m, settings.rollout.prompt) for m in settings.rollout.modes}
     return {

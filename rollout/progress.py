@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from cluster.record import Record
-from rollout.coordinator import HaltReason
+from rollout.wants import HaltReason
 
 
 class Progress(Record):

@@ -17,7 +17,8 @@ from cluster.clock import monotonic
 from cluster.failures import Failure, InfrastructureError, failure_of
 from cluster.log_limit import LogLimit
 from cluster.pool_view import PoolView
-from rollout.coordinator import Abandon, Commit, Coordinator, Halt, Start, Wake
+from rollout.coordinator import Coordinator
+from rollout.wants import Abandon, Commit, Halt, Start, Wake
 from rollout.crew import Crew, WorkerGone
 from rollout.ledger import Ledger
 from rollout.packed import PackedForecast

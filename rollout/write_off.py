@@ -3,13 +3,16 @@
 It has no report and is scored by the named policy; a memory-on episode carries its last valid notebook on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cluster.failures import Failure
 from rollout.notebook import NotebookState, not_updated
 from rollout.packed import PackedForecast, pack
 from rollout.prompts import prompt_hash
 from rollout.record import CarriedNotebook, ForecastKey, ForecastRecord
+
+WriteOff = Callable[[ForecastKey, Failure, NotebookState | None, int], PackedForecast]
+"""The record of a forecast that ends without a worker's: (key, failure, what it would have carried, attempts)."""
 
 
 class WriteOffs:

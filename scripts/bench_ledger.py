@@ -22,6 +22,7 @@ from rollout.notebook import Assessment, Notebook, NotebookState
 from rollout.packed import PackedForecast, pack
 from rollout.record import ForecastKey, ForecastRecord, Usage
 from rollout.report import Report
+from rollout.resumption import Recorded
 from rollout.trajectory import Message, ToolCall, ToolResult, Trajectory, Turn
 
 TURNS = 12
@@ -78,7 +79,8 @@ def measure_ledger(folder: Path, forecasts: int, seed: int = 0) -> LedgerBench:
             done = end
     began = monotonic()
     with Ledger.open(path) as ledger:
-        found = sum(1 for _ in ledger.progress())
+        recorded = Recorded(ledger)
+        found = sum(key in recorded for key in keys)
         scheduled, finished = ledger.counts()
     resume_s = monotonic() - began
     if not found == scheduled == finished == forecasts:

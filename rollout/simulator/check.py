@@ -3,7 +3,7 @@
 import datetime as dt
 from collections.abc import Sequence
 
-from rollout.coordinator import HaltReason
+from rollout.wants import HaltReason
 from rollout.episode import chains
 from rollout.record import ForecastKey, ForecastRecord
 from rollout.simulator.clock import Broken
@@ -23,9 +23,8 @@ def check_ledger(disk: SimulatedDisk, scenario: Scenario, chat: WordFormat, ende
     """Raises Broken that names the first broken promise."""
     with disk.read() as ledger:
         records = {r.key: r for r in ledger.records()}
-        progress = list(ledger.progress())
-        _require(ledger.scheduled() == list(scenario.keys), "the schedule has changed")
-        _require(len(progress) == len(records), "a key has two records")
+        _require(tuple(ledger.scheduled()) == scenario.keys, "the schedule has changed")
+        _require(ledger.counts() == (len(scenario.keys), len(records)), "a key has two records")
         for key, text in disk.acknowledged.items():
             _require(key in records, f"{short(key)} was acknowledged and is lost")
             _require(records[key] == record_of(text), f"{short(key)} is not what was acknowledged first")

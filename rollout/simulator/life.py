@@ -17,11 +17,13 @@ from cluster.failures import FailureKind, PastcastError
 from cluster.pool import EngineClient
 from cluster.pool_view import PoolView
 from cluster.weights import Weights
-from rollout.coordinator import Coordinator, Halt, Limits, Tally, Want
+from rollout.coordinator import Coordinator
+from rollout.limits import Limits
+from rollout.wants import Halt, Want
 from rollout.lease import StepOutcome
 from rollout.ledger import Ledger
-from rollout.notebook import NotebookState
 from rollout.record import ForecastKey
+from rollout.resumption import Recorded, earlier_tally
 from rollout.simulator.actors import Handle, Network
 from rollout.simulator.clock import VirtualLoop
 from rollout.simulator.cluster import Nodes
@@ -191,19 +193,12 @@ class Life:
 
     def _coordinator(self, ledger: Ledger) -> WatchedCoordinator:
         settings = self._scenario.settings
-        finished: dict[ForecastKey, NotebookState | None] = {}
-        earlier = Tally()
-        for done in ledger.progress():
-            finished[done.key] = done.notebook
-            if done.kind is not None:
-                earlier.failures[done.reason] += 1
-                earlier.kinds[done.kind] += 1
-        _, earlier.price = ledger.spent()
+        earlier = earlier_tally(ledger)
         options: dict[str, Sequence[str]] = {k.event: OPTIONS for k in self._scenario.keys}
         write_off = WriteOffs(options, settings.rollout.prompt, WEIGHTS.fingerprint)
         WatchedCoordinator.watch = self._watch
         self._watch.resumed(earlier.price)
-        return WatchedCoordinator(self._scenario.keys, finished, Limits.of(settings), write_off, earlier)
+        return WatchedCoordinator(self._scenario.keys, Recorded(ledger), Limits.of(settings), write_off, earlier)
 
     def _interrupt(self, chance: random.Random) -> None:
         if self._number < self._scenario.lives and self._faults.strikes("told-to-stop"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.record import Record
-from rollout.coordinator import HaltReason
+from rollout.wants import HaltReason
 from rollout.simulator.check import check_ledger
 from rollout.simulator.clock import Broken, Stuck, VirtualLoop
 from rollout.simulator.faults import Faults

@@ -13,7 +13,7 @@ from cluster.config import Settings
 from cluster.fleet_events import Grant
 from cluster.health import RUNNING, SERVING
 from cluster.pool_view import EngineState, PoolView
-from rollout.coordinator import Abandon, Commit, Halt, Start, Want
+from rollout.wants import Abandon, Commit, Halt, Start, Want
 from rollout.episode import chains
 from rollout.lease import Lease, StepOutcome
 from rollout.model import Completion, SampleRequest

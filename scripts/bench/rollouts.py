@@ -13,7 +13,8 @@ from cluster.pool import EnginePool
 from cluster.record import Record
 from cluster.weights import Weights
 from retrieval.build import build_from_settings
-from rollout.coordinator import Coordinator, Limits
+from rollout.coordinator import Coordinator
+from rollout.limits import Limits
 from rollout.crew import Crew
 from rollout.events.world import make_world, write_settings
 from rollout.ledger import Ledger

@@ -181,7 +181,7 @@ def test_what_dies_at_random_costs_no_forecast_and_leaves_nothing_behind(setting
     chaos = Chaos(settings, cluster)
     chaos.wait_for(1)
     with chaos.run.ledger() as ledger:
-        scheduled = ledger.scheduled()
+        scheduled = list(ledger.scheduled())
     assert len(scheduled) >= STEPS
     deeds = [chaos.kill_an_actor] * KILLS + [chaos.kill_a_node, chaos.kill_the_driver]
     chaos.chance.shuffle(deeds)

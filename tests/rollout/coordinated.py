@@ -4,7 +4,10 @@ import datetime as dt
 
 from cluster.failures import Failure
 from cluster.pool_view import PoolView
-from rollout.coordinator import Abandon, Commit, Coordinator, Limits, Start, Tally, Wake
+from rollout.coordinator import Coordinator
+from rollout.limits import Limits
+from rollout.tally import Tally
+from rollout.wants import Abandon, Commit, Start, Wake
 from rollout.episode import schedule
 from rollout.lease import StepOutcome
 from rollout.notebook import Assessment, Notebook, NotebookState

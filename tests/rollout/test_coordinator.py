@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.failures import Failure
-from rollout.coordinator import COMMIT_AT_MOST, Halt, Tally
+from rollout.tally import Tally
+from rollout.uncommitted import COMMIT_AT_MOST
+from rollout.wants import Halt
 from rollout.episode import chains
 from rollout.lease import StepOutcome
 from rollout.record import ForecastRecord

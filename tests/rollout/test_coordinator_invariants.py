@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cluster.failures import Failure
-from rollout.coordinator import Abandon, Commit, Coordinator, Halt, Start, Tally, Wake
+from rollout.coordinator import Coordinator
+from rollout.tally import Tally
+from rollout.wants import Abandon, Commit, Halt, Start, Wake
 from rollout.lease import Lease, StepOutcome
 from rollout.notebook import not_updated
 from rollout.write_off import WriteOffs

@@ -8,7 +8,9 @@ from coordinated import LIMITS, packed
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from rollout import crew as crew_module
-from rollout.coordinator import Coordinator, Halt, Limits
+from rollout.coordinator import Coordinator
+from rollout.limits import Limits
+from rollout.wants import Halt
 from rollout.crew import REPLACEMENT_SECONDS, REPLACEMENTS, Crew, WorkerGone
 from rollout.episode import schedule
 from rollout.lease import StepOutcome

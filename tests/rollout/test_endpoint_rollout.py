@@ -113,7 +113,7 @@ def test_a_run_stops_at_its_cost_goes_on_with_more_and_leaves_no_key_anywhere(wo
     ended = pastcast("rollout", *common, "--max-cost", "1000", "--resume")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     with run.ledger() as ledger:
-        records, scheduled = list(ledger.records()), ledger.scheduled()
+        records, scheduled = list(ledger.records()), list(ledger.scheduled())
         trajectories = [ledger.trajectory(r.key) for r in records]
     assert len(records) == len(scheduled) == 27
     assert {r.key: r for r in records}.items() >= {r.key: r for r in first}.items()

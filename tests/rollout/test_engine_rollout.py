@@ -19,7 +19,9 @@ from retrieval.build import build_from_settings
 from retrieval.encoder import open_encoder
 from retrieval.library import Library
 from retrieval.local import LocalSearcher
-from rollout.coordinator import Commit, Coordinator, Limits, Start
+from rollout.coordinator import Coordinator
+from rollout.limits import Limits
+from rollout.wants import Commit, Start
 from rollout.events.world import make_world, write_settings
 from rollout.lease import Lease
 from rollout.ledger import Ledger

@@ -106,7 +106,7 @@ def test_a_killed_run_loses_and_repeats_nothing(world):
             break
     subprocess.run(pastcast("rollout", *_settings(world), "--resume"), cwd=REPO, check=True)
     with run.ledger() as ledger:
-        scheduled, records = ledger.scheduled(), list(ledger.records())
+        scheduled, records = list(ledger.scheduled()), list(ledger.records())
     print(f"killed with {killed_at} of {len(scheduled)} forecasts recorded")
     assert Counter(r.key for r in records) == Counter(scheduled), "each scheduled forecast once"
     assert all(r.failure is None for r in records)
@@ -117,7 +117,7 @@ def test_a_killed_run_loses_and_repeats_nothing(world):
 
 def run_schedule(run):
     with run.ledger() as ledger:
-        return ledger.scheduled()
+        return list(ledger.scheduled())
 
 
 def _recorded(run):

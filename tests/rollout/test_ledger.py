@@ -4,6 +4,7 @@ import datetime as dt
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from rollout.notebook import NotebookState
 from rollout.packed import pack
 from rollout.record import ForecastKey, ForecastRecord, Usage
 from rollout.report import Report
+from rollout.resumption import Recorded, earlier_tally
 from rollout.trajectory import Trajectory, Turn
 
 REPOSITORY = Path(__file__).parents[2]
@@ -92,16 +94,20 @@ def test_what_was_committed_is_read_back_by_another_connection(tmp_path):
             assert reader.failures() == {"no-answer": 1}
 
 
-def test_progress_says_what_going_on_needs(tmp_path):
+def test_going_on_asks_what_is_held_and_what_it_left(tmp_path):
     notebook = NotebookState(notebook=None, status="missing", why="ü")
     usage = Usage(output_tokens=7, price=0.25)
     keys = [key(mode="memory-on"), key("e2"), key("e3")]
     with Ledger.create(tmp_path / "l.sqlite", keys) as ledger:
         ledger.commit([failed(keys[1], "infrastructure"), packed(keys[0], notebook=notebook, usage=usage)])
-        first, second = ledger.progress()
-        assert (first.key, first.kind, first.reason, first.notebook) == (keys[0], None, "", notebook)
-        assert (first.output_tokens, first.price) == (7, 0.25)
-        assert (second.key, second.kind, second.reason, second.notebook) == (keys[1], "infrastructure", "gone", None)
+        assert [ledger.holds(k) for k in (*keys, key("e4"))] == [True, True, False, False]
+        assert (ledger.notebook(keys[0]), ledger.notebook(keys[1])) == (notebook, None)
+        for missing in (keys[2], key("e4")):
+            with pytest.raises(KeyError):
+                ledger.notebook(missing)
+        tally = earlier_tally(ledger)
+        assert (tally.failures, tally.kinds, tally.price) == ({"gone": 1}, {"infrastructure": 1}, 0.25)
+        assert dict(Recorded(ledger)) == {keys[0]: notebook, keys[1]: None}
 
 
 def test_a_retry_opens_the_failures_of_the_named_kinds_and_no_other(tmp_path):
@@ -179,8 +185,9 @@ def test_a_ledger_that_replays_the_changes_of_another_equals_it(tmp_path_factory
             assert one.finished() == set(held)
             while changes := one.changes(two.last_change(), limit):
                 two.replay(changes)
-        assert {p.key: p.kind for p in one.progress()} == held
-        assert list(one.progress()) == list(two.progress())
+        assert {r.key: r.failure and r.failure.kind for r in one.records()} == held
+        assert [one.holds(k) for k in keys] == [two.holds(k) for k in keys] == [k in held for k in keys]
+        assert one.kinds() == two.kinds() == Counter(filter(None, held.values()))
         assert list(one.records()) == list(two.records())
         assert one.changes(0, 10_000) == two.changes(0, 10_000)
 

@@ -64,7 +64,7 @@ def test_copies_of_a_run_that_went_on_apart_are_joined(tmp_path, laid):
     assert out.settings().run.directory == tmp_path / "out"
     assert (out.events(), out.floor()) == ({e.id: e for e in EVENTS}, FLOOR)
     with out.ledger() as ledger, laid.ledger() as before:
-        assert ledger.scheduled() == before.scheduled()
+        assert list(ledger.scheduled()) == list(before.scheduled())
         assert ledger.trajectory(EVERY_KEY[12]) == before.trajectory(EVERY_KEY[12])
     assert len(load_run(out.path).records) == 70
 
@@ -193,7 +193,7 @@ def test_merged_shares_are_the_run_that_was_never_divided(tmp_path):
     assert out.events() == {e.id: e for e in whole.events}
     assert out.floor() == whole.floor()
     with out.ledger() as ledger:
-        assert ledger.scheduled() == list(whole.keys)
+        assert list(ledger.scheduled()) == list(whole.keys)
     summary = execute(whole, resume=True, report=lambda _: None)
     assert (summary.recorded, summary.recorded_now) == (len(whole.keys), 0)
 

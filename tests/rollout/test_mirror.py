@@ -35,7 +35,7 @@ def _flaky():
 
 def contents(run):
     with run.ledger() as ledger:
-        return ledger.scheduled(), ledger.changes(0, 10**6)
+        return list(ledger.scheduled()), ledger.changes(0, 10**6)
 
 
 def settings(address, lag_s=0.2, records=20):

@@ -56,7 +56,7 @@ def test_a_rollout_is_finished_from_its_mirror(tmp_path):
         driver.wait()
     assert "gone without a word" in read_status(str(run.path)).verdict
     with run.ledger() as ledger:
-        scheduled, before = ledger.scheduled(), {r.key: r for r in ledger.records()}
+        scheduled, before = list(ledger.scheduled()), {r.key: r for r in ledger.records()}
     shipped = read_status(f"file://{tmp_path}/store").shipped
     shutil.rmtree(run.path)
     refused = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)

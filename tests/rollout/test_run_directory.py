@@ -48,7 +48,7 @@ def test_a_new_run_reads_back_as_it_was_laid(tmp_path: Path) -> None:
     assert run.events() == {"e": EVENT}
     assert run.floor() == FLOOR
     with run.ledger() as ledger:
-        assert ledger.scheduled() == [KEY]
+        assert list(ledger.scheduled()) == [KEY]
     (line,) = (run.quarantine / "events.jsonl").read_text().splitlines()
     assert QuarantinedRow.model_validate_json(line) == ROW
 
@@ -75,7 +75,7 @@ def test_what_a_killed_creation_left_is_laid_anew(tmp_path: Path) -> None:
     assert run.floor() == {}, "a floor of the killed creation is not taken for this run's"
     assert not (run.quarantine / "events.jsonl").exists()
     with run.ledger() as ledger:
-        assert ledger.scheduled() == [KEY]
+        assert list(ledger.scheduled()) == [KEY]
 
 
 def test_a_run_of_other_settings_is_refused_with_every_difference(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_coordinator_that_takes_a_result_twice_is_caught(monkeypatch):
 
     def outcome(self, outcome, now):
         if outcome.lease not in self._running and outcome.packed is not None:
-            self._arrived.append((next(iter(self._chains), 0), outcome.packed))
+            self._uncommitted.add(next(iter(self._chains), 0), outcome.packed)
         return honest(self, outcome, now)
 
     monkeypatch.setattr(Coordinator, "outcome", outcome)
@@ -78,7 +78,7 @@ def test_a_coordinator_that_takes_a_result_twice_is_caught(monkeypatch):
 
 def test_a_coordinator_that_forgets_the_leases_of_a_dead_worker_is_caught(monkeypatch):
     def lost(self, worker, now, detail=""):
-        self._seats.pop(worker, None)
+        self._seats.leave(worker)
 
     monkeypatch.setattr(Coordinator, "lost", lost)
     assert _caught()
@@ -90,9 +90,9 @@ def test_a_chain_that_goes_on_before_the_commit_is_caught(monkeypatch):
     def arrive(self, number, packed):
         chain = self._chains[number]
         honest(self, number, packed)
-        if len(chain.keys) > 1 and chain.keys[0] == packed.key:
-            chain.keys.rotate(-1)
-            self._order.add(number, chain.keys[0].mode, len(chain.keys), begun=True)
+        if chain.left > 1 and chain.key == packed.key:
+            chain.recorded()
+            self._queue(number, chain)
 
     monkeypatch.setattr(Coordinator, "_arrive", arrive)
     assert _caught()
@@ -112,7 +112,7 @@ def test_a_chain_that_forgets_its_notebook_after_a_failure_is_caught(monkeypatch
 
 
 def test_a_resumption_that_does_not_read_the_ledger_is_caught(monkeypatch):
-    monkeypatch.setattr(Ledger, "progress", lambda self: iter(()))
+    monkeypatch.setattr(Ledger, "holds", lambda self, key: False)
     assert _caught()
 
 

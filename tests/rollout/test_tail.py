@@ -7,7 +7,8 @@ import random
 import pytest
 from coordinated import LIMITS, keys, packed
 
-from rollout.coordinator import Commit, Coordinator, Start, Wake
+from rollout.coordinator import Coordinator
+from rollout.wants import Commit, Start, Wake
 from rollout.episode import chains
 from rollout.lease import StepOutcome
 
