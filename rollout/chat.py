@@ -21,6 +21,7 @@ from cluster.failures import SettingsError
 from rollout.chat_template import ToolsNotRendered
 from rollout.families import chosen_parsers
 from rollout.rendered import RenderedFormat
+from rollout.stops import engine_stops, generation_stops
 from rollout.template import TemplateFormat
 from rollout.tools import ToolSchema
 from rollout.tools_in_words import spoken, tools_note
@@ -38,7 +39,7 @@ class ChatFormat(Protocol):
     fingerprint: str
     """Hash of the tokenizer and of the way it is used."""
     stop_ids: tuple[int, ...]
-    """Ids that end an assistant's turn."""
+    """Ids that end an assistant's turn: the format's own, and those at which an engine stops unasked."""
 
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema], today: dt.date) -> list[int]:
         """Ids of the opening messages and tools, up to where the assistant begins."""
@@ -67,7 +68,8 @@ class ChatFormat(Protocol):
 class HermesFormat:
     """Our format, for any tokenizer that has the ChatML turn tokens."""
 
-    def __init__(self, tokenizer: Any, parser: TurnParser, identity: str = "") -> None:
+    def __init__(self, tokenizer: Any, parser: TurnParser, identity: str = "", stops: Sequence[int] = ()) -> None:
+        """`stops`: more ids that end a turn."""
         vocabulary = tokenizer.get_vocab()
         missing = [t for t in (IM_START, IM_END) if t not in vocabulary]
         if missing:
@@ -77,7 +79,7 @@ class HermesFormat:
         self._tokenizer = tokenizer
         self._parser = parser
         self._start, self._end = vocabulary[IM_START], vocabulary[IM_END]
-        self.stop_ids: tuple[int, ...] = (self._end,)
+        self.stop_ids: tuple[int, ...] = (self._end, *(i for i in engine_stops(tokenizer, stops) if i != self._end))
         self.fingerprint = hashlib.sha256(f"hermes-1\0{identity}".encode()).hexdigest()
 
     # Our format writes no date: its messages say what day it is.
@@ -136,10 +138,11 @@ def load_chat(
     template lacks.
     """
     tokenizer, template = _tokenizer(path)
+    stops = generation_stops(path)
     if kind != "hermes":
         try:
             parser = TurnParser(tokenizer, *chosen_parsers(template, tool_parser, reasoning_parser))
-            return TemplateFormat(tokenizer, parser, identity)
+            return TemplateFormat(tokenizer, parser, identity, stops=stops)
         except ToolsNotRendered as error:
             if kind == "template":
                 raise
@@ -150,21 +153,22 @@ def load_chat(
             logger.warning("%s takes our own chat format: %s", path, error)
     parser = TurnParser(tokenizer, *_our_parsers(template, tool_parser, reasoning_parser))
     if IM_START in tokenizer.get_vocab() or not template:
-        return HermesFormat(tokenizer, parser, identity)
+        return HermesFormat(tokenizer, parser, identity, stops)
     # Without ChatML's tokens our format stands inside the turns that the model knows.
-    return TemplateFormat(tokenizer, parser, identity, told_in_words=True)
+    return TemplateFormat(tokenizer, parser, identity, told_in_words=True, stops=stops)
 
 
 def load_rendered(path: Path, tool_parser: str, reasoning_parser: str, identity: str) -> RenderedFormat:
     """The tokenizer's chat template, to be rendered anew each turn. Raises SettingsError as `load_chat`."""
     tokenizer, template = _tokenizer(path)
+    stops = generation_stops(path)
     try:
         parser = TurnParser(tokenizer, *chosen_parsers(template, tool_parser, reasoning_parser))
-        return RenderedFormat(tokenizer, parser, identity)
+        return RenderedFormat(tokenizer, parser, identity, stops=stops)
     except ToolsNotRendered as error:
         logger.info("%s is told of tools in words: %s", path, error)
     parser = TurnParser(tokenizer, *_our_parsers(template, tool_parser, reasoning_parser))
-    return RenderedFormat(tokenizer, parser, identity, told_in_words=True)
+    return RenderedFormat(tokenizer, parser, identity, told_in_words=True, stops=stops)
 
 
 def _tokenizer(path: Path) -> tuple[Any, str]:

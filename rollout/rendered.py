@@ -13,6 +13,7 @@ from typing import Any
 from cluster.failures import SettingsError
 from rollout.chat_template import ChatTemplate, joined
 from rollout.model import Completion
+from rollout.stops import engine_stops
 from rollout.tools import ToolSchema
 from rollout.trajectory import Message, ToolCall, Transcript, call_id
 from rollout.turn_parser import ParsedTurn, TurnParser
@@ -24,8 +25,18 @@ _USER = Message(role="user", content="qz4demand")
 class RenderedFormat:
     """A chat template that is asked for the whole conversation, every turn."""
 
-    def __init__(self, tokenizer: Any, parser: TurnParser, identity: str = "", told_in_words: bool = False) -> None:
-        """With `told_in_words` for templates that know no tools. Raises SettingsError that says what the template cannot do."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        parser: TurnParser,
+        identity: str = "",
+        told_in_words: bool = False,
+        stops: Sequence[int] = (),
+    ) -> None:
+        """With `told_in_words` for templates that know no tools; `stops`: more ids that end a turn.
+
+        Raises SettingsError that says what the template cannot do.
+        """
         self._template = ChatTemplate(tokenizer, told_in_words)
         self._parser = parser
         call = ToolCall(id=call_id(0, 0), name="search", arguments='{"query": "q"}')
@@ -46,8 +57,8 @@ class RenderedFormat:
         else:
             # Only the beginning of the next turn ends such a turn.
             ends = [self._next_control(spoken, _USER), self._next_control(called, result)]
-        stops = {tokenizer.eos_token_id, *(self._template.encode(end)[0] for end in ends if end)}
-        self.stop_ids: tuple[int, ...] = tuple(sorted(stops - {None}))
+        own = {self._template.encode(end)[0] for end in ends if end}
+        self.stop_ids: tuple[int, ...] = tuple(sorted(own | engine_stops(tokenizer, stops)))
         if not self.stop_ids:
             raise SettingsError("neither the chat template nor the tokenizer ends a turn with a token of its own")
         way = "rendered-words-1" if told_in_words else "rendered-1"

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 from cluster.failures import SettingsError
 from rollout.chat_template import ChatTemplate, joined
+from rollout.stops import engine_stops
 from rollout.tools import TOOLS, ToolSchema
 from rollout.trajectory import Message, ToolCall, call_id
 from rollout.turn_parser import ParsedTurn, TurnParser
@@ -40,8 +41,18 @@ _DEMAND = Message(role="user", content="qz4demand")
 class TemplateFormat:
     """The tokenizer's own chat template, if it says tools, results and demands, and appends them."""
 
-    def __init__(self, tokenizer: Any, parser: TurnParser, identity: str = "", told_in_words: bool = False) -> None:
-        """With `told_in_words` for templates that know no tools. Raises SettingsError that says what the template cannot do."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        parser: TurnParser,
+        identity: str = "",
+        told_in_words: bool = False,
+        stops: Sequence[int] = (),
+    ) -> None:
+        """With `told_in_words` for templates that know no tools; `stops`: more ids that end a turn.
+
+        Raises SettingsError that says what the template cannot do.
+        """
         self._template = ChatTemplate(tokenizer, told_in_words)
         self._tokenizer = tokenizer
         self._parser = parser
@@ -52,8 +63,8 @@ class TemplateFormat:
         # What closes the last turn is sampled; a template may close earlier turns in another way.
         ends = (self._closing or self._following([_DEMAND], _ANY_DAY), self._following(_RESULTS[:1], _ANY_DAY))
         self._check_parser()
-        stops = {tokenizer.eos_token_id, *(self._template.encode(end)[0] for end in ends)}
-        self.stop_ids: tuple[int, ...] = tuple(sorted(stops - {None}))
+        own = {self._template.encode(end)[0] for end in ends}
+        self.stop_ids: tuple[int, ...] = tuple(sorted(own | engine_stops(tokenizer, stops)))
         way = "words-1" if told_in_words else "template-2"
         self.fingerprint = hashlib.sha256(f"{way}\0{tokenizer.chat_template}\0{identity}".encode()).hexdigest()
 
