@@ -1,12 +1,16 @@
 """What a checkpoint's headers tell without reading a weight: whether it is whole, and whether another has the same shape.
 
-vLLM 0.31 does not notice most tensors that a checkpoint lacks and serves whatever the memory held in their place.
+Whatever cannot be read raises DataError that names the file. vLLM 0.31 does not notice most tensors that a checkpoint lacks and serves whatever the memory held in their place.
 """
 
+import contextlib
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from cluster.failures import DataError
 
 _SAYS_NOTHING_OF_SHAPE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 
@@ -27,13 +31,16 @@ def incomplete(folder: Path) -> str:
             length = struct.unpack("<Q", opening)[0] if len(opening) == 8 else file.stat().st_size
             if 8 + length > file.stat().st_size:
                 return f"{file.name} is cut short within its header"
-            header = json.loads(stream.read(length))
-        ends = [t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"]
-        if file.stat().st_size < 8 + length + max(ends, default=0):
-            return f"{file.name} is cut short: {file.stat().st_size} bytes of {8 + length + max(ends)}"
+        with _reading(file):
+            length, tensors = _header(file)
+            ends = [t["data_offsets"][1] for t in tensors.values()]
+            whole = 8 + length + max(ends, default=0)
+        if file.stat().st_size < whole:
+            return f"{file.name} is cut short: {file.stat().st_size} bytes of {whole}"
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        named = json.loads(index.read_text())["weight_map"].keys()
+        with _reading(index):
+            named = json.loads(index.read_text())["weight_map"].keys()
         if lacking := sorted(named - _tensors(folder).keys()):
             return f"{len(lacking)} tensor(s) that its index names are in no file: {_first(lacking)}"
     return ""
@@ -53,7 +60,9 @@ def _first(names: list[str]) -> str:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    file = folder / "config.json"
+    with _reading(file):
+        config: dict[str, Any] = dict(json.loads(file.read_text()))
     return {key: value for key, value in config.items() if key not in _SAYS_NOTHING_OF_SHAPE}
 
 
@@ -61,8 +70,29 @@ def _tensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name → (dtype, shape), from the JSON header that opens every safetensors file."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        found |= {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items() if name != "__metadata__"}
+        with _reading(file):
+            _, tensors = _header(file)
+            found |= {name: (t["dtype"], tuple(t["shape"])) for name, t in tensors.items()}
     return found
+
+
+def _header(file: Path) -> tuple[int, dict[str, Any]]:
+    """(length of the header, what it says of each tensor)."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header: dict[str, Any] = json.loads(stream.read(length))
+    return length, {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """What goes wrong within is that file's fault."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}; copy or save the checkpoint again") from error
+    except (ValueError, LookupError, AttributeError, TypeError, struct.error) as error:
+        # A header that is JSON of another shape fails at whatever is looked up in it.
+        raise DataError(
+            f"{file} is not what its name says ({type(error).__name__}: {error}); copy or save the checkpoint again"
+        ) from error

@@ -237,8 +237,8 @@ class EngineActor:
 
         Running calls have `engine.drain_timeout_s` to end and are then aborted; calls that come meanwhile wait. Adapters are
         unloaded: they belonged to the other base. Weights of the same shape are read into the running engine, others need
-        a new one. Raises InfrastructureError `other-weights`, and nothing has changed, or `reload-failed`, and the old
-        weights serve again.
+        a new one. Raises InfrastructureError `other-weights`, or DataError that names a file which cannot be read, and nothing
+        has changed, or InfrastructureError `reload-failed`, and the old weights serve again.
         """
         await asyncio.to_thread(_check_weights, path, weights)
         if lost := await asyncio.to_thread(lost_tensors, Path(self._path), Path(path)):

@@ -6,6 +6,7 @@ calls (InfrastructureError, to be repeated elsewhere) and nothing else. A call t
 
 import asyncio
 import logging
+import socket
 import uuid
 from collections.abc import Sequence
 from typing import Any, Self
@@ -26,15 +27,18 @@ from cluster.weights import Weights
 
 logger = logging.getLogger(__name__)
 
+ANSWER_SECONDS = 60.0
+"""How long the pool's actor may take to say what it can say at once. Whoever waits for an engine asks this often whether it lives."""
+
 
 class EngineClient:
     """What a worker holds to reach the pool; picklable."""
 
-    def __init__(self, pool: Any, facts: EngineFacts, timeout_s: float) -> None:
-        """`timeout_s` bounds every call at its engine."""
+    def __init__(self, pool: Any, facts: EngineFacts, timeout_s: float, patience_s: float = ANSWER_SECONDS) -> None:
+        """`timeout_s` bounds every call at its engine, `patience_s` every question that the pool's actor can answer at once."""
         self._pool = pool
         self.facts = facts
-        self._timeout_s = timeout_s
+        self._timeout_s, self._patience_s = timeout_s, patience_s
         self._caller = Caller()
 
     async def generate(
@@ -49,7 +53,8 @@ class EngineClient:
         """One call; returns the output and the replica's name.
 
         `adapter`: its name, empty for the base weights, None for what the run samples with. `timeout_s` shortens this call's
-        deadline; waiting for an engine does not count. Raises InfrastructureError, to be repeated elsewhere.
+        deadline; waiting for an engine does not count, as long as the pool says that it lives. Raises InfrastructureError, to be
+        repeated elsewhere.
         """
         ticket, tokens = uuid.uuid4().hex, len(ids) + max_tokens
         self._caller.introduce(self._pool)
@@ -87,15 +92,20 @@ class EngineClient:
         self._pool.release.remote(session)
 
     async def view(self) -> PoolView:
-        """What the pool says of itself; `limit` is how many steps may be in flight. Raises InfrastructureError `pool-lost`."""
+        """What the pool says of itself; `limit` is how many steps may be in flight.
+
+        Raises InfrastructureError `pool-lost`, or `pool-unreachable` where the pool does not answer.
+        """
         view: PoolView = await self._ask(self._pool.view.remote())
         return view
 
     async def _assigned(self, ticket: str, session: str, tokens: int, adapter: str | None) -> Assignment:
+        answer = asyncio.ensure_future(self._pool.assign.remote(ticket, session, tokens, adapter, self._caller.name))
         try:
-            found: Assignment | None = await self._ask(
-                self._pool.assign.remote(ticket, session, tokens, adapter, self._caller.name)
-            )
+            while not (await asyncio.wait([answer], timeout=self._patience_s))[0]:
+                # There may be no engine for long; but somebody must be there who waits for one.
+                await self.view()
+            found: Assignment | None = await self._ask(answer)
         except asyncio.CancelledError:
             self._pool.cancelled.remote(ticket)
             raise
@@ -104,15 +114,24 @@ class EngineClient:
                 # It may have granted what was asked.
                 self._pool.cancelled.remote(ticket)
             raise
+        finally:
+            answer.cancel()
         if found is None:
             raise RuntimeError(f"the pool gave call {ticket} up, and its caller did not")
         return found
 
     async def _ask(self, answer: Any) -> Any:
         """The pool's answer. Raises InfrastructureError `pool-lost` when its actor is gone, `pool-unreachable` when it is
-        only out of reach: a network that fails for a moment must not end a run."""
+        only out of reach, or silent: what fails for a moment must not end a run."""
         try:
-            return await answer
+            async with asyncio.timeout(self._patience_s):
+                return await answer
+        except TimeoutError:
+            raise InfrastructureError(
+                "pool-unreachable",
+                f"the engine pool's actor lives, but has not answered for {self._patience_s:g} s; look at what it does on the "
+                "driver's node, or end the run and go on with --resume",
+            ) from None
         except RayTaskError:
             raise
         except RayError as error:
@@ -135,7 +154,8 @@ class EnginePool:
     ) -> None:
         """Blocks until the pool can serve: with all replicas, or at least `engine.minimum` where that is set.
 
-        `engine`: the class of the engines' actors. Raises InfrastructureError that names what is missing.
+        `engine`: the class of the engines' actors. Raises InfrastructureError that names what is missing, or `pool-lost` if the
+        pool's own actor dies.
         """
         if weights.adapter:
             settings = settings.model_copy(update={"adapters": settings.adapters + 1})
@@ -205,6 +225,13 @@ class EnginePool:
             if isinstance(error.cause, PastcastError):
                 raise error.cause from None
             raise
+        except RayError as error:
+            raise InfrastructureError(
+                "pool-lost",
+                f"the engine pool's actor on {socket.gethostname()}, the driver's node, is gone ({type(error).__name__}: {error}); "
+                "its last words are in Ray's session folder there, logs/worker-*; see whether the node lacks memory, and go on with "
+                "--resume",
+            ) from None
 
     def __enter__(self) -> Self:
         return self

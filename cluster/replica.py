@@ -17,7 +17,7 @@ from cluster.adapters import AdapterError
 from cluster.call import EngineFacts, EngineFigures
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.engine_shape import actor_options, replica_bundles, replica_strategy, scattered
-from cluster.failures import InfrastructureError
+from cluster.failures import DataError, InfrastructureError
 from cluster.fleet_events import Adapter, Checkpoint, Confirm
 from cluster.placement import place, release
 from cluster.resources import amounts, total
@@ -78,12 +78,13 @@ class Replica:
     async def confirm(self, want: Confirm) -> tuple[str, dict[str, str]]:
         """Makes the engine hold what `want` says; returns the fingerprints of its weights and, by name, of its adapters.
 
-        Raises AdapterRefused, InfrastructureError of the engine, or Ray's errors when it is gone.
+        Raises AdapterRefused, InfrastructureError of the engine (`reload-failed` also for weights that it cannot read), or Ray's
+        errors when it is gone.
         """
         async with self._confirming:
             weights = str((await self.handle.facts.remote()).weights)
             if weights != want.weights.fingerprint:
-                weights = await self.handle.reload.remote(want.weights.path, want.weights.fingerprint)
+                weights = await self._reload(want.weights)
             held: dict[str, str] = await self.handle.adapters.remote()
             # First: what is given up holds slots that the others need.
             for name in held.keys() - {adapter.name for adapter in want.adapters}:
@@ -93,6 +94,12 @@ class Replica:
                 if held.get(adapter.name) != adapter.fingerprint or not adapter.fingerprint:
                     held[adapter.name] = await self._load(adapter)
             return weights, held
+
+    async def _reload(self, checkpoint: Checkpoint) -> str:
+        try:
+            return str(await self.handle.reload.remote(checkpoint.path, checkpoint.fingerprint))
+        except DataError as error:
+            raise InfrastructureError("reload-failed", str(getattr(error, "cause", error))) from None
 
     async def _load(self, adapter: Adapter) -> str:
         try:

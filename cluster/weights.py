@@ -32,7 +32,8 @@ class Weights(Record):
 
 
 def read_weights(path: Path, adapter: Path | None) -> Weights:
-    """Fingerprints of what lies there. Raises SettingsError if a folder cannot be what it should be."""
+    """Fingerprints of what lies there. Raises SettingsError if a folder cannot be what it should be, DataError for a file that cannot be
+    read."""
     if not (path / "config.json").is_file():
         raise SettingsError(f"{path} is not a model folder (no config.json); run `make setup` or set model.path")
     if lack := incomplete(path):

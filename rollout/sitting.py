@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 VIEW_SECONDS = 1.0
 """How often the pool is asked how it does."""
+SILENT_SECONDS = 600.0
+"""A pool that says nothing of itself for this long is taken for lost."""
 SAY_SECONDS = 0.5
 """How often progress is said at the most."""
 LINE_CHARACTERS = 400
@@ -186,16 +188,24 @@ class Sitting:
             )
 
     async def _watch(self, view: View) -> None:
-        """Tell what the pool says of itself. While it does not answer, its last word stands."""
+        """Tell what the pool says of itself. While it does not answer, its last word stands, but no step is started."""
+        heard = monotonic()
         while True:
             try:
                 self.pool = await view()
-                self._coordinator.view(self.pool, monotonic())
+                heard = monotonic()
+                self._coordinator.view(self.pool, heard)
             except InfrastructureError as error:
-                if error.fatal:
-                    self._coordinator.fatal(failure_of(error), monotonic())
+                now = monotonic()
+                if error.fatal or now - heard >= SILENT_SECONDS:
+                    gone = Failure(kind="infrastructure", reason="pool-lost", detail=str(error))
+                    self._coordinator.fatal(failure_of(error) if error.fatal else gone, now)
                     return
                 self._log.warning(error.reason, "the engine pool says nothing of itself: %s", error)
+                if self.pool is not None:
+                    # Attempts must not be spent on a pool that does not answer.
+                    silent = self.pool.model_copy(update={"paused": f"the engine pool does not answer: {error.reason}"})
+                    self._coordinator.view(silent, now)
             self._news.set()
             await asyncio.sleep(VIEW_SECONDS)
 

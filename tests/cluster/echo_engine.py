@@ -1,6 +1,7 @@
 """A small engine for tests of the pool itself: a real actor that answers a prompt with the prompt's own ids, as slowly as it is told.
 
-The number of tokens asked is its time in hundredths of a second. Where it finds a file `broken` in its model's folder it does not load it.
+The number of tokens asked is its time in hundredths of a second. Where it finds a file `broken` in its model's folder it does not load
+it, and where it finds `unreadable` it cannot read it.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from ray.exceptions import RayError
 
 from cluster.adapters import AdapterError
 from cluster.call import EngineFacts, EngineFigures, EngineOutput, ids_digest
-from cluster.failures import InfrastructureError
+from cluster.failures import DataError, InfrastructureError
 
 
 class EchoEngine:
@@ -25,6 +26,8 @@ class EchoEngine:
     def _load(self, path, weights):
         if (Path(path) / "broken").exists():
             raise InfrastructureError("reload-failed", f"{path} is broken")
+        if (Path(path) / "unreadable").exists():
+            raise DataError(f"{path}/model.safetensors is not what its name says")
         self._weights = weights
 
     async def facts(self):

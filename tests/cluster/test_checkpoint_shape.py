@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import struct
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from cluster.checkpoint_shape import incomplete, lost_tensors, same_shape
+from cluster.failures import DataError
 
 
 @pytest.fixture
@@ -59,6 +61,22 @@ def test_a_file_cut_short_anywhere_is_noticed(folder):
     for length in range(len(whole)):
         file.write_bytes(whole[:length])
         assert "cut short" in incomplete(folder / "one"), length
+
+
+@pytest.mark.parametrize("header", [b"\xff\xfe{", b"[1]", b'{"a": {"shape": [1]}}', b'{"a": 3}'])
+def test_a_file_that_is_no_safetensors_is_named(folder, header):
+    file = folder / "one" / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+    for read in (incomplete, lambda one: lost_tensors(one, folder / "other"), lambda one: same_shape(one, one)):
+        with pytest.raises(DataError, match=r"one/model\.safetensors is not what its name says"):
+            read(folder / "one")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_json_that_cannot_be_read_is_named(folder, name):
+    (folder / "one" / name).write_text("{")
+    with pytest.raises(DataError, match=name):
+        incomplete(folder / "one") or same_shape(folder / "one", folder / "other")
 
 
 def test_a_tensor_that_the_index_names_and_no_file_holds_is_noticed(folder):

@@ -8,7 +8,8 @@ from ray.exceptions import ActorUnavailableError, OwnerDiedError
 from cluster.call import EngineCall
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.engine import EngineActor
-from cluster.failures import InfrastructureError
+from cluster.failures import DataError, InfrastructureError
+from cluster.fingerprint import weights_hash
 from cluster.pool_actor import PoolActor
 from cluster.vllm_engine import Sampled, VllmEngine
 from cluster.weights import Weights
@@ -66,6 +67,20 @@ def test_an_abort_while_a_request_is_handed_over_to_vllm_leaves_nothing_running(
         with pytest.raises(InfrastructureError, match="engine-aborted: its caller gave it up"):
             await asyncio.wait_for(answer, 5.0)
         assert actor._engine.running == {}
+
+    asyncio.run(story())
+
+
+def test_weights_that_cannot_be_read_are_named_and_change_nothing(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0[]")
+
+    async def story():
+        actor = engine()
+        served = actor._engine
+        with pytest.raises(DataError, match=r"model\.safetensors is not what its name says.*copy or save"):
+            await actor.reload(str(tmp_path), weights_hash(tmp_path))
+        assert ((await actor.facts()).weights, actor._engine) == ("w", served)
 
     asyncio.run(story())
 

@@ -5,6 +5,7 @@ The tests share one cluster and run in order: each leaves a pool of as many engi
 
 import asyncio
 import contextlib
+import os
 import time
 
 import pytest
@@ -13,9 +14,11 @@ from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
+from cluster import pool as pool_module
 from cluster.config import EngineSettings, SamplingSettings
 from cluster.failures import InfrastructureError
-from cluster.pool import EnginePool
+from cluster.pool import EngineClient, EnginePool
+from cluster.pool_actor import PoolActor
 from cluster.weights import Weights
 from tests.cluster.echo_engine import EchoEngine
 
@@ -222,10 +225,70 @@ def test_a_swapped_checkpoint_serves_and_a_broken_one_is_taken_back(pool, tmp_pa
     before = ask(pool, "s")[0].weights
     assert asyncio.run(run_during_the_swap()) == before, "what runs is finished by the weights that began it"
     assert {ask(pool, f"s{i}")[0].weights for i in range(4)} == {f"new-{together}"}
-    (tmp_path / "broken").touch()
-    with pytest.raises(InfrastructureError, match=r"reload-failed: .*is broken"):
-        pool.swap(Weights(path=str(tmp_path), base="other"), together)
+    for fault, said in (("unreadable", r"\S*model\.safetensors is not what its name says"), ("broken", ".*is broken")):
+        (tmp_path / fault).touch()
+        with pytest.raises(InfrastructureError, match=f"^reload-failed: {said}"):
+            pool.swap(Weights(path=str(tmp_path), base="other"), together)
     assert {ask(pool, f"s{i}")[0].weights for i in range(4)} == {f"new-{together}"}
+    eventually(serve(2), pool)
+
+
+def test_a_pool_that_hangs_is_said_and_not_waited_for(pool):
+    @ray.remote(num_cpus=0)
+    class Hanging:
+        async def until_stopped(self):
+            await asyncio.sleep(PATIENCE_SECONDS)
+
+        async def watch(self, caller, alive):
+            pass
+
+        async def view(self):
+            time.sleep(PATIENCE_SECONDS)
+
+        async def assign(self, *call):
+            await asyncio.sleep(PATIENCE_SECONDS)
+
+    for what in ("view", "generate"):
+        hanging = Hanging.remote()
+        client = EngineClient(hanging, pool.facts, 10.0, patience_s=1.0)
+        with pytest.raises(InfrastructureError, match=r"^pool-unreachable: the engine pool's actor lives, but"):
+            asyncio.run(client.view() if what == "view" else client.generate("s", [1], 1, []))
+        ray.kill(hanging)
+
+
+def test_an_engine_is_waited_for_as_long_as_the_pool_says_that_it_lives(pool):
+    @ray.remote(num_cpus=0)
+    class Waiting:
+        asked = 0
+
+        async def until_stopped(self):
+            await asyncio.sleep(PATIENCE_SECONDS)
+
+        async def watch(self, caller, alive):
+            pass
+
+        async def view(self):
+            self.asked += 1
+
+        async def assign(self, *call):
+            while self.asked < 3:
+                await asyncio.sleep(0.05)
+            raise InfrastructureError("no-engine", "in the end there was none")
+
+    waiting = Waiting.remote()
+    with pytest.raises(InfrastructureError, match="in the end there was none"):
+        asyncio.run(EngineClient(waiting, pool.facts, 10.0, patience_s=0.2).generate("s", [1], 1, []))
+    ray.kill(waiting)
+
+
+def test_a_pool_whose_own_actor_dies_while_it_starts_says_where_and_what_to_do(pool, weights, monkeypatch):
+    class Dying(PoolActor):
+        async def start(self):
+            os._exit(1)
+
+    monkeypatch.setattr(pool_module, "PoolActor", Dying)
+    with pytest.raises(InfrastructureError, match=r"(?s)^pool-lost: the engine pool's actor on \S+, .*is gone.*--resume"):
+        open_pool(weights)
     eventually(serve(2), pool)
 
 

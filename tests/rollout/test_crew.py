@@ -4,10 +4,12 @@ import asyncio
 import datetime as dt
 
 import pytest
-from coordinated import LIMITS, packed
+from coordinated import LIMITS, packed, view
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from cluster.failures import InfrastructureError
 from rollout import crew as crew_module
+from rollout import sitting as sitting_module
 from rollout.coordinator import Coordinator
 from rollout.limits import Limits
 from rollout.wants import Halt
@@ -102,7 +104,7 @@ def test_workers_are_replaced_at_a_bounded_rate_and_not_only_so_often():
     assert len(hired) == REPLACEMENTS + 1
 
 
-def sitting(workers, size, tmp_path):
+def sitting(workers, size, tmp_path, view=None):
     """A sitting of a few forecasts whose workers are these, in order; its halt and the ledger's failures."""
     days = [dt.date(2030, 1, d) for d in range(1, 9)]
     keys = schedule("m", {"a": days}, ("memory-free",), 1)
@@ -113,7 +115,7 @@ def sitting(workers, size, tmp_path):
         async def story():
             crew = Crew(hiring(workers), size, 10.0, lambda _: None)
             async with asyncio.timeout(60):
-                return await Sitting(coordinator, crew, 1, ledger, None, 1.0, lambda: None).run()
+                return await Sitting(coordinator, crew, 1, ledger, view, 1.0, lambda: None).run()
 
         halt = asyncio.run(story())
         return halt, ledger.counts(), ledger.failures()
@@ -137,3 +139,41 @@ def test_a_run_goes_on_with_the_workers_that_are_left_until_another_may_be_hired
     assert counts == (8, 8)
     assert not failures
     assert "rollout workers die too often: 1 are left" in caplog.text
+
+
+SILENT = InfrastructureError("pool-unreachable", "it has not answered")
+
+
+def test_a_pool_that_stays_silent_is_taken_for_lost_and_what_is_open_is_left_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(sitting_module, "VIEW_SECONDS", 0.01)
+    monkeypatch.setattr(sitting_module, "SILENT_SECONDS", 0.2)
+
+    async def silent():
+        raise SILENT
+
+    halt, counts, failures = sitting([Played(until=lambda: False)], 1, tmp_path, silent)
+    assert (halt.reason, halt.failure.reason, halt.failure.detail) == ("fatal", "pool-lost", str(SILENT))
+    assert counts == (8, 0)
+    assert not failures
+
+
+def test_no_step_is_started_while_the_pool_is_silent_and_the_run_goes_on_when_it_speaks(tmp_path, monkeypatch):
+    monkeypatch.setattr(sitting_module, "VIEW_SECONDS", 0.01)
+    answers, asked, started = [view(), *[SILENT] * 20, view()], [], []
+
+    class Noting(Played):
+        async def _take(self, leases, abandoned):
+            started.append(asked[-1:] == [SILENT])
+            await super()._take(leases, abandoned)
+
+    async def speaking():
+        asked.append(answers.pop(0) if len(answers) > 1 else answers[0])
+        if asked[-1] is SILENT:
+            raise SILENT
+        return asked[-1]
+
+    worker = Noting(until=lambda: len(asked) > 5)
+    halt, counts, _ = sitting([worker], 1, tmp_path, speaking)
+    assert (halt, counts) == (Halt("complete"), (8, 8))
+    assert not answers[1:]
+    assert started == [False] * 8
