@@ -27,6 +27,7 @@ from cluster.failures import InfrastructureError
 from cluster.fingerprint import weights_hash
 from cluster.home import model_path
 from cluster.session import start_session
+from tests.cluster.lora import make_adapter
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -74,21 +75,9 @@ def engine():
             remove_placement_group(group)
 
 
-def make_adapter(folder: Path, seed: int) -> Path:
-    """A LoRA adapter as peft writes it, with weights large enough to be seen."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.bfloat16)
-    lora = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    get_peft_model(model, lora).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
-    return make_adapter(tmp_path_factory.mktemp("adapters") / "first", 1)
+    return make_adapter(BASE, tmp_path_factory.mktemp("adapters") / "first", 1)
 
 
 def until(true, seconds=60.0):
@@ -281,7 +270,7 @@ def test_new_bytes_under_a_name_replace_it_when_its_calls_have_ended(engine, ada
     first = ray.get(engine.load_adapter.remote("first", str(adapter)))
     running = engine.generate.remote(call(9000, max_tokens=12, adapter="first"))
     until(lambda: unfinished(engine) == 1)
-    change = engine.load_adapter.remote("first", str(make_adapter(tmp_path / "second", 2)))
+    change = engine.load_adapter.remote("first", str(make_adapter(BASE, tmp_path / "second", 2)))
     assert ray.get(running).weights == first
     second = ray.get(change)
     assert second != first

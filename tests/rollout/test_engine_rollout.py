@@ -30,6 +30,7 @@ from rollout.plan import make_plan
 from rollout.record import ForecastRecord
 from rollout.worker import Questions, RolloutWorker
 from rollout.write_off import WriteOffs
+from tests.cluster.lora import make_adapter
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm]
 
@@ -54,6 +55,7 @@ def plan(tmp_path_factory):
         "engine.kv_cache_gib=1",
         "engine.max_model_len=1024",
         "engine.restarts=1",
+        "engine.adapters=1",
         "rollout.check_share=1.0",
     ]
     settings = load_settings([write_settings(folder / "world", made)], overrides)
@@ -88,17 +90,13 @@ class Recorder:
         await self._client.release(session)
 
 
-def test_the_transcript_is_exactly_what_the_engine_saw_and_said(plan, pool, tmp_path):
-    recorder = Recorder(pool.client())
-    library = Library.open(plan.settings.index.directory)
-    searcher = LocalSearcher(library, open_encoder("hashing", 8))
-    questions = Questions.of(plan.events, plan.settings)
-    worker = RolloutWorker(plan.settings, recorder, searcher, questions)
+def run_all(plan, keys, worker, ledger):
+    """These forecasts of a plan, to the last record; none may fail."""
     write_off = WriteOffs({e.id: e.options for e in plan.events}, "compact", plan.weights)
-    coordinator = Coordinator(plan.keys, {}, Limits.of(plan.settings), write_off)
-    coordinator.joined(1, len(plan.keys))
+    coordinator = Coordinator(keys, {}, Limits.of(plan.settings), write_off)
+    coordinator.joined(1, len(keys))
 
-    async def run_all():
+    async def story():
         while coordinator.halted is None:
             wants = coordinator.next(0.0)
             for want in wants:
@@ -110,8 +108,17 @@ def test_the_transcript_is_exactly_what_the_engine_saw_and_said(plan, pool, tmp_
                 assert outcome.failure is None, outcome.failure
                 assert coordinator.outcome(outcome, 0.0)
 
+    asyncio.run(story())
+
+
+def test_the_transcript_is_exactly_what_the_engine_saw_and_said(plan, pool, tmp_path):
+    recorder = Recorder(pool.client())
+    library = Library.open(plan.settings.index.directory)
+    searcher = LocalSearcher(library, open_encoder("hashing", 8))
+    questions = Questions.of(plan.events, plan.settings)
+    worker = RolloutWorker(plan.settings, recorder, searcher, questions)
     with Ledger.create(tmp_path / "ledger.sqlite", plan.keys) as ledger:
-        asyncio.run(run_all())
+        run_all(plan, plan.keys, worker, ledger)
         records = list(ledger.records())
         assert [r.key for r in records] == list(plan.keys)
         assert {r.key.mode for r in records} == {"no-tools", "memory-free", "memory-on"}
@@ -195,22 +202,58 @@ def test_a_chat_that_cannot_append_is_rendered_anew_and_every_prompt_is_kept_as_
     assert len(sent) > len(keys), "some step took a second turn"
 
 
-def test_logprobs_are_those_that_transformers_gives_the_sampled_ids(plan, pool):
+def gaps(model, ids, sampled, logprobs):
+    """How far the log-probabilities of sampled ids are from those that a model of transformers gives them."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([[*ids, *sampled]])).logits[0, len(ids) - 1 : -1].float()
+    expected = torch.log_softmax(logits, -1)[range(len(sampled)), list(sampled)]
+    return (expected - torch.tensor(logprobs)).abs()
+
+
+def transformers_model(plan):
     import torch
     from transformers import AutoModelForCausalLM
 
+    return AutoModelForCausalLM.from_pretrained(model_path(plan.settings.model.path), dtype=torch.bfloat16)
+
+
+def test_logprobs_are_those_that_transformers_gives_the_sampled_ids(plan, pool):
     ids = list(range(300, 420))
     output, _ = asyncio.run(pool.client().generate("logprobs", ids, 16, []))
-    count = len(output.token_ids)
-    assert count > 0
-    model = AutoModelForCausalLM.from_pretrained(model_path(plan.settings.model.path), dtype=torch.bfloat16)
-    with torch.no_grad():
-        logits = model(torch.tensor([[*ids, *output.token_ids]])).logits[0, len(ids) - 1 : -1].float()
-    expected = torch.log_softmax(logits, -1)[range(count), list(output.token_ids)]
-    gaps = (expected - torch.tensor(output.logprobs)).abs()
+    assert output.token_ids
+    found = gaps(transformers_model(plan), ids, output.token_ids, output.logprobs)
     # bfloat16 in two implementations: they agree to a few hundredths of a nat, now and then a tenth or two.
-    assert gaps.mean() < 0.15, gaps
-    assert gaps.max() < 0.8, gaps
+    assert found.mean() < 0.15, found
+    assert found.max() < 0.8, found
+
+
+def test_a_run_with_an_adapter_is_sampled_by_it_and_every_record_says_so(plan, pool, tmp_path):
+    from peft import PeftModel
+
+    adapter = make_adapter(model_path(plan.settings.model.path), tmp_path / "tuned", 1)
+    model = plan.settings.model.model_copy(update={"adapter": adapter})
+    tuned = make_plan(plan.settings.model_copy(update={"model": model}))
+    keys = [k for k in tuned.keys if k.mode == "no-tools"]
+    pool.swap(tuned.model)
+    try:
+        worker = RolloutWorker(tuned.settings, pool.client(), None, Questions.of(tuned.events, tuned.settings))
+        with Ledger.create(tmp_path / "ledger.sqlite", tuned.keys) as ledger:
+            run_all(tuned, keys, worker, ledger)
+            forecasts = list(ledger.forecasts())
+    finally:
+        pool.swap(plan.model)
+    assert [(r.key, r.key.model) for r, _ in forecasts] == [(k, "tuned") for k in keys]
+    assert tuned.weights != plan.weights
+    assert {r.weights for r, _ in forecasts} == {t.weights for _, made in forecasts for t in made.turns} == {tuned.weights}
+    turn = forecasts[0][1].turns[0]
+    base = transformers_model(plan)
+    untuned = gaps(base, turn.prompt_ids, turn.sampled_ids, turn.logprobs)
+    own = gaps(PeftModel.from_pretrained(base, adapter), turn.prompt_ids, turn.sampled_ids, turn.logprobs)
+    assert own.mean() < 0.15, own
+    assert untuned.mean() > 0.5, untuned
+    assert asyncio.run(pool.client().generate("back", [5, 6, 7], 1, []))[0].weights == plan.weights
 
 
 def test_a_request_that_does_not_fit_is_cut_at_nothing_and_the_engine_lives(pool):
