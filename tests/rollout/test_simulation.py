@@ -16,6 +16,7 @@ from cluster.engine import EngineActor
 from cluster.failures import InfrastructureError
 from cluster.fleet import Fleet
 from cluster.health import Health
+from cluster.holdings import Holdings
 from cluster.routing import Router
 from rollout.coordinator import Coordinator
 from rollout.ledger import Ledger
@@ -153,7 +154,7 @@ def test_a_fleet_that_serves_unconfirmed_weights_is_caught(monkeypatch):
         wants = honest(self, engine, incarnation, now)
         found = self._current(engine, incarnation)
         if found is not None and found.health.state == "STALE":
-            self._router.admit(engine)
+            self._tickets.router.admit(engine)
             return wants + self._settle(now)
         return wants
 
@@ -162,7 +163,7 @@ def test_a_fleet_that_serves_unconfirmed_weights_is_caught(monkeypatch):
 
 
 def test_a_fleet_that_trusts_any_weights_is_caught(monkeypatch):
-    monkeypatch.setattr(Fleet, "_difference", lambda self, want, weights, adapters: None)
+    monkeypatch.setattr(Holdings, "difference", lambda self, want, weights, adapters: None)
     assert "which holds other-weights" in _caught()
 
 
