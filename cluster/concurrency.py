@@ -43,7 +43,7 @@ class Concurrency:
     def observe(
         self, figures: Mapping[tuple[int, int], EngineFigures], serving: Collection[tuple[int, int]], in_flight: int
     ) -> None:
-        """Take in the fresh figures by (engine, incarnation); `in_flight`: sessions with an engine now.
+        """Take in the fresh figures by (engine, incarnation); `in_flight`: steps that are.
 
         Call it once for each round of figures: every call may move the limit by one step.
         """

@@ -25,6 +25,7 @@ from cluster.tickets import TICKET_GRACE_S, Ticket
 FIGURES_STALE_S = 15.0
 """Figures older than this say nothing about an engine's load now."""
 
+
 class Fleet(EngineLives):
     """All engines of a pool, and all requests that wait for one or have one."""
 
@@ -33,6 +34,7 @@ class Fleet(EngineLives):
         super().__init__(rules, weights)
         self._concurrency = Concurrency(concurrency)
         self._observe_at = float("-inf")
+        self._steps = 0
 
     # What is known of it.
 
@@ -146,6 +148,11 @@ class Fleet(EngineLives):
         engine = self._cancel(ticket)
         return () if engine is None else self._hot(engine, now)
 
+    def steps(self, in_flight: int) -> None:
+        """So many steps are in flight: only their driver knows, since a step is also in flight while its tools run, and a session that is
+        remembered need not be."""
+        self._steps = in_flight
+
     def release(self, session: str) -> None:
         """A session has ended; what is unknown is ignored."""
         self._tickets.router.release(session)
@@ -217,7 +224,7 @@ class Fleet(EngineLives):
         fresh = {
             e.identity: e.figures for e in serving if e.figures is not None and now - e.figures_at <= FIGURES_STALE_S
         }
-        self._concurrency.observe(fresh, [e.identity for e in serving], self._tickets.router.pinned)
+        self._concurrency.observe(fresh, [e.identity for e in serving], self._steps)
 
     def _settle(self, now: float) -> tuple[Want, ...]:
         """Advance everything that follows without a further event."""

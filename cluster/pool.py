@@ -91,12 +91,12 @@ class EngineClient:
         """The session has ended."""
         self._pool.release.remote(session)
 
-    async def view(self) -> PoolView:
-        """What the pool says of itself; `limit` is how many steps may be in flight.
+    async def view(self, in_flight: int | None = None) -> PoolView:
+        """What the pool says of itself; `limit` is how many steps may be in flight, `in_flight` how many are, from whoever knows all.
 
         Raises InfrastructureError `pool-lost`, or `pool-unreachable` where the pool does not answer.
         """
-        view: PoolView = await self._ask(self._pool.view.remote())
+        view: PoolView = await self._ask(self._pool.view.remote(in_flight))
         return view
 
     async def _assigned(self, ticket: str, session: str, tokens: int, adapter: str | None) -> Assignment:

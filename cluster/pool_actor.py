@@ -165,8 +165,10 @@ class PoolActor:
         """Answers when the pool is stopped; see `watch`."""
         await self._stopped.wait()
 
-    async def view(self) -> PoolView:
-        """What the pool says of itself."""
+    async def view(self, in_flight: int | None = None) -> PoolView:
+        """What the pool says of itself. `in_flight`: steps of the run, from its driver; None from anybody else."""
+        if in_flight is not None:
+            self._fleet.steps(in_flight)
         return self._fleet.view()
 
     async def drain(self, node: str) -> None:

@@ -1,6 +1,6 @@
 """What the engine pool says of itself at one moment: to the coordinator, to `pastcast status`, to metrics."""
 
-from typing import Literal
+from typing import Literal, Protocol
 
 from cluster.record import Record
 
@@ -36,3 +36,15 @@ class PoolView(Record):
     """Why no step should be started now; empty if nothing hinders."""
     lost: str = ""
     """Why no engine will ever serve again; empty while one may."""
+
+
+class PoolLink(Protocol):
+    """What a run's driver needs of the engines, or of what stands for them."""
+
+    async def view(self, in_flight: int, /) -> PoolView:
+        """What the pool says of itself, told how many steps are in flight. Raises InfrastructureError."""
+        ...
+
+    async def release(self, session: str, /) -> None:
+        """A session has ended whose worker could not say so. Never raises."""
+        ...

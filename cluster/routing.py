@@ -51,11 +51,6 @@ class Router:
         """Engine by session."""
         return {session: pin.engine for session, pin in self._pins.items()}
 
-    @property
-    def pinned(self) -> int:
-        """How many sessions have an engine."""
-        return len(self._pins)
-
     def outstanding(self, engine: int) -> int:
         """Tokens asked of an engine and not yet answered; 0 for one that is not known."""
         return self._outstanding.get(engine, 0)

@@ -5,10 +5,10 @@ from pathlib import Path
 from cluster.config import Settings
 from cluster.failures import DataError, Interrupted
 from eval.checkpoints import CheckpointComparison, compare_checkpoints
-from rollout.wants import HaltReason
 from rollout.execute import execute
 from rollout.plan import make_plan
 from rollout.progress import Report, RunSummary
+from rollout.wants import HaltReason
 
 FIRST: dict[HaltReason, str] = {
     "max-cost": "raise run.max_cost, and ",

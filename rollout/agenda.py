@@ -33,6 +33,7 @@ class ChainState:
         "ended",
         "lease",
         "losses",
+        "orphaned",
         "overdue",
         "shunned",
     )
@@ -54,6 +55,8 @@ class ChainState:
         """The worker of the last failed attempt."""
         self.committing = False
         """Whether `key` has a result that the ledger has not acknowledged."""
+        self.orphaned = False
+        """Whether `key` was written off: its worker may be gone, and its session with nobody to end it."""
         self.overdue = False
         """Whether its deadline has passed."""
         self.ended = False
@@ -90,7 +93,7 @@ class ChainState:
 
     def next_step(self) -> None:
         """`key` is a new step. Where an earlier sitting has the record before it, that record's notebook is carried."""
-        self.committing = False
+        self.committing = self.orphaned = False
         self.attempts = self.losses = 0
         self.shunned = None
         self._restore()

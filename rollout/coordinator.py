@@ -30,7 +30,7 @@ from rollout.seats import Seats
 from rollout.suspects import SUSPECT_LOSSES, Suspects
 from rollout.tally import Budgets, Tally
 from rollout.uncommitted import Uncommitted
-from rollout.wants import Abandon, Commit, Halt, Start, Wake, Want
+from rollout.wants import Abandon, Commit, Halt, Release, Start, Wake, Want
 from rollout.work_order import WorkOrder
 from rollout.write_off import WriteOff
 
@@ -233,6 +233,7 @@ class Coordinator:
         """The chain's first open step ends with that failure."""
         chain = self._chains[number]
         packed = self._write_off(chain.key, failure, chain.carried, max(1, chain.attempts))
+        chain.orphaned = True
         self._arrive(number, packed)
 
     def _owe(self, outcome: StepOutcome) -> None:
@@ -247,6 +248,8 @@ class Coordinator:
         chain = self._chains[number]
         chain.recorded()
         if not chain.left:
+            if chain.orphaned:
+                self._wanted.append(Release(packed.key.session))
             self._chains.close(number)
             return
         if chain.ended:
@@ -310,7 +313,7 @@ class Coordinator:
 
     def _write_off_rest(self, number: int) -> None:
         chain = self._chains[number]
-        chain.ended = True
+        chain.ended = chain.orphaned = True
         carried = chain.carried
         detail = f"its episode had run for {self._limits.episode_s:g} s (rollout.deadlines.episode_s)"
         failure = Failure(kind="infrastructure", reason="episode-deadline", detail=detail)

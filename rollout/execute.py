@@ -23,24 +23,25 @@ from cluster.endpoint.service import EndpointService
 from cluster.engine_shape import pool_bundles
 from cluster.failures import FailureKind, InfrastructureError
 from cluster.pool import EngineClient, EnginePool
+from cluster.pool_view import PoolLink
 from cluster.session import require, start_session
 from retrieval.placing import retrieval_bundles
 from retrieval.pool import start_retrieval_pool
 from retrieval.view import Searcher
 from rollout.coordinator import Coordinator
-from rollout.limits import Limits
-from rollout.wants import Halt
 from rollout.crew import Crew
 from rollout.endpoint_model import proving_calls
 from rollout.ledger import Ledger
+from rollout.limits import Limits
 from rollout.metrics import RunMetrics, metrics_address
 from rollout.mirror import mirrored, take_up
 from rollout.plan import Plan, uses_tools
 from rollout.progress import Progress, Report, RunSummary
 from rollout.resumption import Recorded, earlier_tally
 from rollout.run import RunDirectory
-from rollout.sitting import Sitting, View
+from rollout.sitting import Sitting
 from rollout.status import StatusWriter
+from rollout.wants import Halt
 from rollout.worker import Questions, RolloutWorker
 from rollout.write_off import WriteOffs
 
@@ -103,7 +104,7 @@ class _Run:
         settings = self._settings.rollout
         with contextlib.ExitStack() as stack:
             stack.enter_context(_leaving_at_once())
-            searcher, engines, view = self._pools(stack)
+            searcher, engines, link = self._pools(stack)
             questions = ray.put(Questions.of(self._plan.events, self._settings))
             crew = Crew(
                 lambda: self._worker(searcher, engines, questions),
@@ -114,7 +115,7 @@ class _Run:
             self._say("starting workers")
             self._began = monotonic()
             self._sitting = Sitting(
-                self._coordinator, crew, settings.concurrency, self._ledger, view, settings.grace_s, self._say
+                self._coordinator, crew, settings.concurrency, self._ledger, link, settings.grace_s, self._say
             )
             halt = await self._sitting.run()
             self._status.end(halt.reason)
@@ -148,16 +149,16 @@ class _Run:
 
     def _pools(
         self, stack: contextlib.ExitStack
-    ) -> tuple[Searcher | None, EngineClient | RemoteGate | None, View | None]:
+    ) -> tuple[Searcher | None, EngineClient | RemoteGate | None, PoolLink | None]:
         searcher: Searcher | None = None
-        view: View | None = None
+        link: PoolLink | None = None
         engines: EngineClient | RemoteGate | None = None
         if self._settings.model.kind == "endpoint":
             self._say("asking the endpoint")
             proofs = proving_calls(self._plan.keys, self._settings.sampling.max_tokens)
             service = EndpointService(self._settings.endpoint, self._settings.sampling, proofs)
             stack.callback(service.stop)
-            engines, view = service.gate(), service.view
+            engines, link = service.gate(), service
         if uses_tools(self._settings):
             self._say("starting the retrieval pool")
             retrieval = start_retrieval_pool(self._settings)
@@ -173,9 +174,8 @@ class _Run:
                 self._settings.ray.placement_timeout_s,
             )
             stack.callback(pool.stop)
-            client = pool.client()
-            engines, view = client, client.view
-        return searcher, engines, view
+            engines = link = pool.client()
+        return searcher, engines, link
 
     def _engine_seed(self) -> int:
         """Different in each sitting of a run: a resumed run must not draw again what it drew before it was stopped."""

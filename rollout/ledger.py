@@ -281,9 +281,12 @@ class Ledger:
 
     def holds(self, key: ForecastKey) -> bool:
         """Whether a forecast has a record; nothing of it is read."""
-        return self._connection.execute(
-            f"SELECT 1 FROM scheduled JOIN current USING (position) WHERE {_IS_KEY}", _row(key)
-        ).fetchone() is not None
+        return (
+            self._connection.execute(
+                f"SELECT 1 FROM scheduled JOIN current USING (position) WHERE {_IS_KEY}", _row(key)
+            ).fetchone()
+            is not None
+        )
 
     def notebook(self, key: ForecastKey) -> NotebookState | None:
         """The notebook that a finished forecast left, without its record. Raises KeyError for one that has none."""

@@ -24,6 +24,11 @@ class ForecastKey(Record):
     rollout: int
     """Index of the independent repetition, from 0."""
 
+    @property
+    def session(self) -> str:
+        """A chain of one event and rollout is one session, so that its steps share an engine's prefix cache."""
+        return f"{self.event}/{self.mode}/{self.rollout}" + ("" if self.mode == "memory-on" else f"/{self.date}")
+
 
 class Usage(Record):
     """What one forecast cost."""

@@ -9,20 +9,20 @@ import contextlib
 import logging
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cluster.clock import monotonic
 from cluster.failures import Failure, InfrastructureError, failure_of
 from cluster.log_limit import LogLimit
-from cluster.pool_view import PoolView
+from cluster.pool_view import PoolLink, PoolView
 from rollout.coordinator import Coordinator
-from rollout.wants import Abandon, Commit, Halt, Start, Wake
 from rollout.crew import Crew, WorkerGone
 from rollout.ledger import Ledger
 from rollout.packed import PackedForecast
 from rollout.progress import Bug
+from rollout.wants import Abandon, Commit, Halt, Release, Start, Wake
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,6 @@ LINE_CHARACTERS = 400
 BUGS_KEPT = 20
 """Different tracebacks kept for the end; all of them are in the ledger."""
 
-View = Callable[[], Awaitable[PoolView]]
-
 
 class Sitting:
     """Coordinator, workers and ledger wired together."""
@@ -49,13 +47,13 @@ class Sitting:
         crew: Crew,
         seats: int,
         ledger: Ledger,
-        view: View | None,
+        pool: PoolLink | None,
         grace_s: float,
         say: Callable[[], None],
     ) -> None:
-        """`seats` per worker; `view` asks the engine pool, if there is one; `say` is called now and then."""
+        """`seats` per worker; `pool` leads to the engines, if there are any; `say` is called now and then."""
         self._coordinator, self._crew, self._seats, self._ledger = coordinator, crew, seats, ledger
-        self._view, self._grace_s, self._say = view, grace_s, say
+        self._link, self._grace_s, self._say = pool, grace_s, say
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers = 0
@@ -77,8 +75,8 @@ class Sitting:
             with self._signals():
                 for number in workers:
                     self._seat(number)
-                if self._view is not None:
-                    self._spawn(self._watch(self._view))
+                if self._link is not None:
+                    self._spawn(self._watch(self._link))
                 return await self._loop()
         finally:
             for task in self._tasks:
@@ -108,6 +106,9 @@ class Sitting:
                         ends[worker].append(lease.number)
                     case Commit(batch):
                         self._spawn(self._commit(batch))
+                    case Release(session):
+                        if self._link is not None:
+                            self._spawn(self._link.release(session))
                     case Wake(at):
                         wake = min(wake, at)
                     case Halt():
@@ -187,12 +188,12 @@ class Sitting:
                 failure.reason, "an attempt failed: %s: %s", failure.reason, failure.detail[:LINE_CHARACTERS]
             )
 
-    async def _watch(self, view: View) -> None:
+    async def _watch(self, link: PoolLink) -> None:
         """Tell what the pool says of itself. While it does not answer, its last word stands, but no step is started."""
         heard = monotonic()
         while True:
             try:
-                self.pool = await view()
+                self.pool = await link.view(self._coordinator.running)
                 heard = monotonic()
                 self._coordinator.view(self.pool, heard)
             except InfrastructureError as error:

@@ -63,9 +63,8 @@ class StepTask(Record):
 
     @property
     def session(self) -> str:
-        """A chain of one event and rollout is one session, so that its steps share an engine's prefix cache."""
-        k = self.key
-        return f"{k.event}/{k.mode}/{k.rollout}" + ("" if k.mode == "memory-on" else f"/{k.date}")
+        """Its calls are of this session."""
+        return self.key.session
 
 
 @dataclasses.dataclass(frozen=True)

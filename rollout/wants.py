@@ -34,6 +34,13 @@ class Commit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Release:
+    """A step or chain has ended without a worker that could say so: the engines are to forget its session. Needs no answer."""
+
+    session: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Wake:
     """Call `next` at this time if nothing happens before. It holds until the next call of `next`."""
 
@@ -49,4 +56,4 @@ class Halt:
     """For `fatal`: what was lost for good."""
 
 
-Want = Start | Abandon | Commit | Wake | Halt
+Want = Start | Abandon | Commit | Release | Wake | Halt

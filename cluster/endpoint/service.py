@@ -80,9 +80,12 @@ class EndpointService:
         """For workers."""
         return RemoteGate(self._actor)
 
-    async def view(self) -> PoolView:
+    async def view(self, _in_flight: int = 0, /) -> PoolView:
         """What the endpoint says of itself now. Raises InfrastructureError when the gatekeeper is gone."""
         return await self.gate().view()
+
+    async def release(self, _session: str, /) -> None:
+        """A server is sent every conversation whole: it keeps none for us."""
 
     def stop(self) -> None:
         """End the actor."""

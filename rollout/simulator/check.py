@@ -3,7 +3,6 @@
 import datetime as dt
 from collections.abc import Sequence
 
-from rollout.wants import HaltReason
 from rollout.episode import chains
 from rollout.record import ForecastKey, ForecastRecord
 from rollout.simulator.clock import Broken
@@ -14,6 +13,7 @@ from rollout.simulator.tools import day_of
 from rollout.simulator.watch import record_of
 from rollout.simulator.words import WordFormat
 from rollout.trajectory import Trajectory
+from rollout.wants import HaltReason
 
 NOTE_TOKENS = 40
 """What a result may say beside itself: that it was cut, and what is left."""

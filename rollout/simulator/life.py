@@ -18,10 +18,9 @@ from cluster.pool import EngineClient
 from cluster.pool_view import PoolView
 from cluster.weights import Weights
 from rollout.coordinator import Coordinator
-from rollout.limits import Limits
-from rollout.wants import Halt, Want
 from rollout.lease import StepOutcome
 from rollout.ledger import Ledger
+from rollout.limits import Limits
 from rollout.record import ForecastKey
 from rollout.resumption import Recorded, earlier_tally
 from rollout.simulator.actors import Handle, Network
@@ -39,6 +38,7 @@ from rollout.simulator.watch import Watch
 from rollout.simulator.words import WordFormat
 from rollout.simulator.workers import FaultyCrew, SimulatedWorker
 from rollout.sitting import Sitting
+from rollout.wants import Halt, Want
 from rollout.worker import Questions
 from rollout.write_off import WriteOffs
 
@@ -168,7 +168,7 @@ class Life:
                 crew,
                 settings.rollout.concurrency,
                 ledger,
-                EngineClient(handle, facts, settings.engine.request_timeout_s).view,
+                EngineClient(handle, facts, settings.engine.request_timeout_s),
                 settings.rollout.grace_s,
                 lambda: None,
             )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.record import Record
-from rollout.wants import HaltReason
 from rollout.simulator.check import check_ledger
 from rollout.simulator.clock import Broken, Stuck, VirtualLoop
 from rollout.simulator.faults import Faults
@@ -17,6 +16,7 @@ from rollout.simulator.scenario import Scenario, draw_scenario
 from rollout.simulator.store import SimulatedDisk, wall_clock
 from rollout.simulator.trace import Trace
 from rollout.simulator.words import WordFormat
+from rollout.wants import HaltReason
 
 MEMORY = Path("/dev/shm")
 """Where Linux keeps files in memory: a simulated disk decides itself what survives, and a real one would only be waited for."""

@@ -13,7 +13,6 @@ from cluster.config import Settings
 from cluster.fleet_events import Grant
 from cluster.health import RUNNING, SERVING
 from cluster.pool_view import EngineState, PoolView
-from rollout.wants import Abandon, Commit, Halt, Start, Want
 from rollout.episode import chains
 from rollout.lease import Lease, StepOutcome
 from rollout.model import Completion, SampleRequest
@@ -24,6 +23,7 @@ from rollout.simulator.actors import Process, here
 from rollout.simulator.faults import MARKER
 from rollout.simulator.store import short
 from rollout.simulator.trace import Trace
+from rollout.wants import Abandon, Commit, Halt, Start, Want
 
 ZOMBIE_SECONDS = 30.0
 """How long a step may go on after its lease has ended: until the news of it has surely arrived."""

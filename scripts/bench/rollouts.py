@@ -14,10 +14,10 @@ from cluster.record import Record
 from cluster.weights import Weights
 from retrieval.build import build_from_settings
 from rollout.coordinator import Coordinator
-from rollout.limits import Limits
 from rollout.crew import Crew
 from rollout.events.world import make_world, write_settings
 from rollout.ledger import Ledger
+from rollout.limits import Limits
 from rollout.plan import Plan, make_plan
 from rollout.record import ForecastKey
 from rollout.sitting import Sitting

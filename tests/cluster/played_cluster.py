@@ -2,9 +2,8 @@
 
 from cluster.call import EngineFigures
 from cluster.config import ConcurrencySettings, EngineSettings
-from cluster.engine_lives import PROBE_EVERY_S
 from cluster.fleet import Fleet
-from cluster.fleet_events import Abort, Adapter, Checkpoint, Confirm, End, Grant, Probe, Refuse, Start, fleet_rules
+from cluster.fleet_events import Abort, Checkpoint, Confirm, End, Grant, Probe, Refuse, Start, fleet_rules
 
 OLD, NEW = Checkpoint(path="/old", fingerprint="old"), Checkpoint(path="/new", fingerprint="new")
 

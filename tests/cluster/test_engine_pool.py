@@ -287,7 +287,9 @@ def test_a_pool_whose_own_actor_dies_while_it_starts_says_where_and_what_to_do(p
             os._exit(1)
 
     monkeypatch.setattr(pool_module, "PoolActor", Dying)
-    with pytest.raises(InfrastructureError, match=r"(?s)^pool-lost: the engine pool's actor on \S+, .*is gone.*--resume"):
+    with pytest.raises(
+        InfrastructureError, match=r"(?s)^pool-lost: the engine pool's actor on \S+, .*is gone.*--resume"
+    ):
         open_pool(weights)
     eventually(serve(2), pool)
 

@@ -1,13 +1,11 @@
 """The pool's decisions without Ray: a driver of values plays the cluster."""
 
-import pytest
-
 from cluster.engine_lives import BACKOFF_S, PROBE_EVERY_S, PROBE_LATE_S
-from cluster.fleet_events import Abort, Adapter, Checkpoint, Confirm, End, Grant, Probe, Refuse, Start
+from cluster.fleet_events import Confirm, End, Start
 from cluster.health import DEAD_AFTER_LATE
 from cluster.rooms import PLACE_AGAIN_S
 from cluster.tickets import TICKET_GRACE_S
-from tests.cluster.played_cluster import NEW, OLD, Cluster, figures
+from tests.cluster.played_cluster import NEW, Cluster
 
 
 def test_the_fleet_opens_with_its_replicas_and_serves():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from cluster.engine_lives import BACKOFF_S
-from cluster.fleet_events import Adapter, Confirm, End, Start
+from cluster.fleet_events import Adapter, Confirm, Start
 from tests.cluster.played_cluster import NEW, OLD, Cluster
 
 

@@ -5,14 +5,14 @@ import datetime as dt
 from cluster.failures import Failure
 from cluster.pool_view import PoolView
 from rollout.coordinator import Coordinator
-from rollout.limits import Limits
-from rollout.tally import Tally
-from rollout.wants import Abandon, Commit, Start, Wake
 from rollout.episode import schedule
 from rollout.lease import StepOutcome
+from rollout.limits import Limits
 from rollout.notebook import Assessment, Notebook, NotebookState
 from rollout.packed import pack
 from rollout.record import ForecastRecord
+from rollout.tally import Tally
+from rollout.wants import Abandon, Commit, Release, Start, Wake
 from rollout.write_off import WriteOffs
 
 DAYS = [dt.date(2030, 1, d) for d in (3, 1, 9)]
@@ -72,6 +72,8 @@ class Played:
         """Started and unanswered: lease by number."""
         self.where = {}
         self.abandoned = []
+        self.released = []
+        """Sessions that the engines are to forget."""
         self.held = []
         """Commits that wait to be acknowledged."""
         self.ledger = {}
@@ -99,6 +101,8 @@ class Played:
                     self.held.append(want.batch)
                     if not self.hold:
                         self.acknowledge()
+                elif isinstance(want, Release):
+                    self.released.append(want.session)
                 elif isinstance(want, Wake):
                     self.wake = want.at
             if all(isinstance(want, Wake) for want in wants):

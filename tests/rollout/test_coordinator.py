@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.failures import Failure
-from rollout.tally import Tally
-from rollout.uncommitted import COMMIT_AT_MOST
-from rollout.wants import Halt
 from rollout.episode import chains
 from rollout.lease import StepOutcome
 from rollout.record import ForecastRecord
+from rollout.tally import Tally
+from rollout.uncommitted import COMMIT_AT_MOST
+from rollout.wants import Halt
 
 CHAIN = sorted(keys(events=("a",), modes=("memory-on",), count=1), key=lambda k: k.date)
 ONE = keys(events=("a",), modes=("no-tools",), count=1)[:1]
@@ -483,3 +483,20 @@ def test_a_record_of_another_forecast_is_a_bug():
 def test_a_finished_run_halts_at_once():
     run = Played(keys(), dict.fromkeys(keys()))
     assert run.state.halted == Halt("complete")
+
+
+def test_a_session_that_no_worker_can_end_is_released_and_no_other():
+    run = Played(CHAIN, limits=limits(step_s=1000.0))
+    for date in range(2):
+        run.finish(run.lease(CHAIN[date]))
+    run.go(251.0)
+    assert run.failures() == {CHAIN[2]: "episode-deadline"}
+    assert run.released == [CHAIN[0].session]
+    sound = Played(CHAIN)
+    sound.fail(sound.lease(CHAIN[0]), Failure(kind="bug", reason="x"))
+    for date in (1, 2):
+        sound.finish(sound.lease(CHAIN[date]))
+    assert sound.released == []
+    lost = Played(ONE, limits=limits(attempts=1))
+    lost.lose(1)
+    assert lost.released == [ONE[0].session]

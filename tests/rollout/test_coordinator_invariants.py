@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cluster.failures import Failure
 from rollout.coordinator import Coordinator
-from rollout.tally import Tally
-from rollout.wants import Abandon, Commit, Halt, Start, Wake
 from rollout.lease import Lease, StepOutcome
 from rollout.notebook import not_updated
+from rollout.tally import Tally
+from rollout.wants import Abandon, Commit, Halt, Start, Wake
 from rollout.write_off import WriteOffs
 
 SCHEDULED = keys(events=("a", "b"), count=1)

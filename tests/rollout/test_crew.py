@@ -7,17 +7,17 @@ import pytest
 from coordinated import LIMITS, packed, view
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from cluster.failures import InfrastructureError
+from cluster.failures import Failure, InfrastructureError
 from rollout import crew as crew_module
 from rollout import sitting as sitting_module
 from rollout.coordinator import Coordinator
-from rollout.limits import Limits
-from rollout.wants import Halt
 from rollout.crew import REPLACEMENT_SECONDS, REPLACEMENTS, Crew, WorkerGone
 from rollout.episode import schedule
 from rollout.lease import StepOutcome
 from rollout.ledger import Ledger
+from rollout.limits import Limits
 from rollout.sitting import Sitting
+from rollout.wants import Halt
 from rollout.write_off import WriteOffs
 
 GONE = ActorDiedError()
@@ -104,7 +104,7 @@ def test_workers_are_replaced_at_a_bounded_rate_and_not_only_so_often():
     assert len(hired) == REPLACEMENTS + 1
 
 
-def sitting(workers, size, tmp_path, view=None):
+def sitting(workers, size, tmp_path, pool=None):
     """A sitting of a few forecasts whose workers are these, in order; its halt and the ledger's failures."""
     days = [dt.date(2030, 1, d) for d in range(1, 9)]
     keys = schedule("m", {"a": days}, ("memory-free",), 1)
@@ -115,7 +115,7 @@ def sitting(workers, size, tmp_path, view=None):
         async def story():
             crew = Crew(hiring(workers), size, 10.0, lambda _: None)
             async with asyncio.timeout(60):
-                return await Sitting(coordinator, crew, 1, ledger, view, 1.0, lambda: None).run()
+                return await Sitting(coordinator, crew, 1, ledger, pool, 1.0, lambda: None).run()
 
         halt = asyncio.run(story())
         return halt, ledger.counts(), ledger.failures()
@@ -148,10 +148,11 @@ def test_a_pool_that_stays_silent_is_taken_for_lost_and_what_is_open_is_left_ope
     monkeypatch.setattr(sitting_module, "VIEW_SECONDS", 0.01)
     monkeypatch.setattr(sitting_module, "SILENT_SECONDS", 0.2)
 
-    async def silent():
-        raise SILENT
+    class Silent:
+        async def view(self, in_flight):
+            raise SILENT
 
-    halt, counts, failures = sitting([Played(until=lambda: False)], 1, tmp_path, silent)
+    halt, counts, failures = sitting([Played(until=lambda: False)], 1, tmp_path, Silent())
     assert (halt.reason, halt.failure.reason, halt.failure.detail) == ("fatal", "pool-lost", str(SILENT))
     assert counts == (8, 0)
     assert not failures
@@ -166,14 +167,40 @@ def test_no_step_is_started_while_the_pool_is_silent_and_the_run_goes_on_when_it
             started.append(asked[-1:] == [SILENT])
             await super()._take(leases, abandoned)
 
-    async def speaking():
-        asked.append(answers.pop(0) if len(answers) > 1 else answers[0])
-        if asked[-1] is SILENT:
-            raise SILENT
-        return asked[-1]
+    class Speaking:
+        async def view(self, in_flight):
+            asked.append(answers.pop(0) if len(answers) > 1 else answers[0])
+            if asked[-1] is SILENT:
+                raise SILENT
+            return asked[-1]
 
     worker = Noting(until=lambda: len(asked) > 5)
-    halt, counts, _ = sitting([worker], 1, tmp_path, speaking)
+    halt, counts, _ = sitting([worker], 1, tmp_path, Speaking())
     assert (halt, counts) == (Halt("complete"), (8, 8))
     assert not answers[1:]
     assert started == [False] * 8
+
+
+def test_the_pool_is_told_how_many_steps_are_in_flight_and_which_sessions_nobody_can_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(sitting_module, "VIEW_SECONDS", 0.01)
+    told, released = [], []
+
+    class Pool:
+        async def view(self, in_flight):
+            told.append(in_flight)
+            return view()
+
+        async def release(self, session):
+            released.append(session)
+
+    class Failing(Played):
+        async def _results(self, patience_s):
+            await asyncio.sleep(0.05)
+            found, self._outcomes = self._outcomes, []
+            failure = Failure(kind="data", reason="wrong-input")
+            return [StepOutcome(lease=o.lease, failure=failure) for o in found]
+
+    halt, counts, failures = sitting([Failing()], 1, tmp_path, Pool())
+    assert (halt.reason, counts[1]) == ("data-failures", LIMITS.data_failures + 1)
+    assert max(told) == 1
+    assert released[0] == "a/memory-free/0/2030-01-01"

@@ -20,14 +20,14 @@ from retrieval.encoder import open_encoder
 from retrieval.library import Library
 from retrieval.local import LocalSearcher
 from rollout.coordinator import Coordinator
-from rollout.limits import Limits
-from rollout.wants import Commit, Start
 from rollout.events.world import make_world, write_settings
 from rollout.lease import Lease
 from rollout.ledger import Ledger
+from rollout.limits import Limits
 from rollout.packed import unpack_trajectory
 from rollout.plan import make_plan
 from rollout.record import ForecastRecord
+from rollout.wants import Commit, Start
 from rollout.worker import Questions, RolloutWorker
 from rollout.write_off import WriteOffs
 from tests.cluster.lora import make_adapter
@@ -246,7 +246,9 @@ def test_a_run_with_an_adapter_is_sampled_by_it_and_every_record_says_so(plan, p
         pool.swap(plan.model)
     assert [(r.key, r.key.model) for r, _ in forecasts] == [(k, "tuned") for k in keys]
     assert tuned.weights != plan.weights
-    assert {r.weights for r, _ in forecasts} == {t.weights for _, made in forecasts for t in made.turns} == {tuned.weights}
+    assert (
+        {r.weights for r, _ in forecasts} == {t.weights for _, made in forecasts for t in made.turns} == {tuned.weights}
+    )
     turn = forecasts[0][1].turns[0]
     base = transformers_model(plan)
     untuned = gaps(base, turn.prompt_ids, turn.sampled_ids, turn.logprobs)

@@ -8,9 +8,9 @@ import pytest
 from coordinated import LIMITS, keys, packed
 
 from rollout.coordinator import Coordinator
-from rollout.wants import Commit, Start, Wake
 from rollout.episode import chains
 from rollout.lease import StepOutcome
+from rollout.wants import Commit, Start, Wake
 
 SECONDS = {"no-tools": 2.0, "memory-free": 30.0, "memory-on": 30.0}
 WORKERS, SEATS = 4, 8
