@@ -1,6 +1,7 @@
 """What a checkpoint's headers tell without reading a weight: whether it is whole, and whether another has the same shape.
 
-Whatever cannot be read raises DataError that names the file. vLLM 0.31 does not notice most tensors that a checkpoint lacks and serves whatever the memory held in their place.
+Whatever cannot be read raises DataError that names the file. vLLM 0.31 does not notice most tensors that a checkpoint lacks and
+serves whatever the memory held in their place.
 """
 
 import contextlib

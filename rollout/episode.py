@@ -23,14 +23,14 @@ class Schedule(Sequence[ForecastKey]):
     dates: Mapping[str, tuple[dt.date, ...]]
     """Event id → days; both in order."""
     modes: tuple[Mode, ...]
-    count: int
+    rollouts: int
 
     def __len__(self) -> int:
-        return len(self.modes) * self.count * sum(map(len, self.dates.values()))
+        return len(self.modes) * self.rollouts * sum(map(len, self.dates.values()))
 
     def __iter__(self) -> Iterator[ForecastKey]:
         for event, days in self.dates.items():
-            for mode, rollout, day in itertools.product(self.modes, range(self.count), days):
+            for mode, rollout, day in itertools.product(self.modes, range(self.rollouts), days):
                 yield ForecastKey(model=self.model, event=event, date=day, mode=mode, rollout=rollout)
 
     @overload
@@ -80,7 +80,7 @@ def schedule(model: str, dates: Mapping[str, Sequence[dt.date]], modes: Iterable
         model=model,
         dates={event: tuple(sorted(dates[event])) for event in sorted(dates)},
         modes=tuple(m for m in MODES if m in chosen),
-        count=count,
+        rollouts=count,
     )
 
 

@@ -200,7 +200,7 @@ def test_the_pool_is_told_how_many_steps_are_in_flight_and_which_sessions_nobody
             failure = Failure(kind="data", reason="wrong-input")
             return [StepOutcome(lease=o.lease, failure=failure) for o in found]
 
-    halt, counts, failures = sitting([Failing()], 1, tmp_path, Pool())
+    halt, counts, _ = sitting([Failing()], 1, tmp_path, Pool())
     assert (halt.reason, counts[1]) == ("data-failures", LIMITS.data_failures + 1)
     assert max(told) == 1
     assert released[0] == "a/memory-free/0/2030-01-01"
