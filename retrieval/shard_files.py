@@ -61,6 +61,7 @@ class StoredShard:
     def __init__(self, shard: Shard, articles: pa.Table, where: Path) -> None:
         self.shard = shard
         self._articles = articles
+        self._columns = {name: articles[name] for name in articles.column_names}
         self._where = where
 
     @property
@@ -87,7 +88,7 @@ class StoredShard:
 
     def article(self, row: int) -> Article:
         """The article of a row. Raises DataError if its day is not the one under which it was searched."""
-        fields = self._articles.slice(row, 1).to_pylist()[0]
+        fields = {name: column[row].as_py() for name, column in self._columns.items()}
         day = fields.pop("day")
         article = Article(**fields)
         if article.day != day:

@@ -23,6 +23,7 @@ from cluster.record import Record
 from retrieval.half import half_copy
 from retrieval.mask import Vectors
 from retrieval.workers import granted_cores
+from scripts.bench.retrieval_pool import PoolResult, pool_results, pool_table
 from scripts.bench_methods import HALF, HIGHS, METHODS, QUERIES, ROOFLINE, VECTORS, Floor, Run
 from scripts.terminal import console
 
@@ -78,6 +79,7 @@ class Benchmark(Record):
     half_over_all: dict[str, float] = {}
     """Method → time of searching the older half of the rows over that of searching all, both with shared cutoffs."""
     machine: Machine
+    pool: tuple[PoolResult, ...] = ()
 
 
 class Child:
@@ -212,6 +214,8 @@ def main(
     data: Annotated[
         Path | None, typer.Option(help="Where the vectors are made; by default a temporary folder.")
     ] = None,
+    pool: Annotated[bool, typer.Option(help="Also drive the Ray pool with 1, 8, 32 and 128 callers.")] = True,
+    pool_seconds: Annotated[float, typer.Option(min=0.1, help="How long each of these turns lasts.")] = 3.0,
     json_: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
 ) -> None:
     """Compare masked search with FAISS and others. Example: python -m scripts.bench_retrieval --rows 100000 --dim 384 --queries 64."""
@@ -234,7 +238,12 @@ def main(
         gigaflops=float(np.median([f.flops_per_s for f in floors])) / 1e9,
         measured=dt.datetime.now(dt.UTC),
     )
-    benchmark = Benchmark(results=tuple(made), half_over_all=halves, machine=machine)
+    concurrent = (
+        pool_results(rows, dim, cutoffs=cutoffs, k=k, rounds=rounds, seconds=pool_seconds, seed=seed, data=data)
+        if pool
+        else []
+    )
+    benchmark = Benchmark(results=tuple(made), half_over_all=halves, machine=machine, pool=tuple(concurrent))
     _show(benchmark)
     if json_ is not None:
         json_.write_text(benchmark.model_dump_json(indent=1) + "\n")
@@ -288,6 +297,8 @@ def _show(benchmark: Benchmark) -> None:
         console.print(
             f"{method}: searching the older half of the rows takes {ratio:.2f} of searching all", highlight=False
         )
+    if benchmark.pool:
+        console.print(pool_table(benchmark.pool))
 
 
 def _is_installed(method: str) -> bool:

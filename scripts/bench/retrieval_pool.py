@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import ray
+from rich.table import Table
 
 from cluster.config import load_settings
 from cluster.record import Record
@@ -183,7 +184,7 @@ def pool_results(
     rows: int,
     dim: int,
     *,
-    kind: Literal["exact", "exact-bf16"],
+    kind: Literal["exact", "exact-bf16"] = "exact",
     cutoffs: str,
     k: int,
     callers: Sequence[int] = CALLERS,
@@ -210,3 +211,17 @@ def pool_results(
             return _compare(pool, peer, make_queries(days, dim, cutoffs, k, seed), callers, rounds, seconds)
         finally:
             ray.shutdown()
+
+
+def pool_table(results: Sequence[PoolResult]) -> Table:
+    """For people."""
+    table = Table(
+        title="the Ray pool: a shard actor under concurrent callers, and one that answers one query at a time"
+    )
+    for column in ("callers", "queries/s", "p50 ms", "p95 ms", "mean batch", "one at a time: queries/s", "p50 ms", "×"):
+        table.add_column(column, justify="right")
+    for r in results:
+        ours = (f"{r.queries_per_s:.0f}", f"{r.p50_ms:.1f}", f"{r.p95_ms:.1f}", f"{r.mean_batch:.1f}")
+        theirs = (f"{r.one_at_a_time_queries_per_s:.0f}", f"{r.one_at_a_time_p50_ms:.1f}", f"{r.speedup:.1f}")
+        table.add_row(str(r.callers), *ours, *theirs)
+    return table

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.bench.retrieval_pool import PoolResult
 from scripts.bench_methods import VECTORS, Floor
 from scripts.bench_retrieval import MethodResult, make_data, make_queries, results, true_rows
 from scripts.bench_retrieval import Run as MeasuredRun
@@ -63,7 +64,7 @@ def test_the_benchmark_writes_what_it_measured(tmp_path: Path) -> None:
     methods = ("exact", "exact-bf16", "faiss-selector", "faiss-grouped")
     chosen = [word for method in methods for word in ("--method", method)]
     common = ["--rows", 3_000, "--dim", 24, "--queries", 6, "--cutoffs", "days8", "--rounds", 2]
-    ended = run("scripts/bench_retrieval.py", *common, *chosen, "--json", file)
+    ended = run("scripts/bench_retrieval.py", *common, *chosen, "--pool-seconds", 0.2, "--json", file)
     assert ended.returncode == 0, ended.stderr
     written = json.loads(file.read_text())
     made = [MethodResult.model_validate(result) for result in written["results"]]
@@ -72,6 +73,11 @@ def test_the_benchmark_writes_what_it_measured(tmp_path: Path) -> None:
     assert all(r.median_ms > 0 and r.roofline > 0 and (r.speedup_vs_faiss_selector or 0) > 0 for r in made)
     assert set(written["half_over_all"]) == {"exact", "exact-bf16"}
     assert written["machine"]["gigabytes_per_s"] > 0
+    pool = [PoolResult.model_validate(result) for result in written["pool"]]
+    assert [r.callers for r in pool] == [1, 8, 32, 128]
+    assert pool[0].mean_batch == 1
+    assert all(1 <= r.mean_batch <= r.callers and r.queries_per_s > 0 and r.p50_ms <= r.p95_ms for r in pool)
+    assert all(r.one_at_a_time_queries_per_s > 0 and r.speedup > 0 for r in pool)
     refused = run("scripts/bench_retrieval.py", "--method", "wishful")
     assert (refused.returncode, "no method wishful" in refused.stderr) == (2, True)
 
