@@ -172,6 +172,18 @@ class IndexSettings(Section):
     batch_size: PositiveInt = 64
     text_characters: PositiveInt = 1000
     """How much of title, summary and text together is encoded; the encoder may read less."""
+    lexical: bool = True
+    """Whether the words of the articles are indexed too, for `search.mode` lexical and hybrid."""
+
+
+class SearchSettings(Section):
+    """How a search ranks what its cutoff admits."""
+
+    mode: Literal["dense", "lexical", "hybrid"] = "dense"
+    """`dense`: by the encoder's vectors; `lexical`: by BM25, without an encoder, and only articles that share a word with the
+    query; `hybrid`: both rankings, fused by reciprocal rank."""
+    candidates: int = Field(10, ge=1, le=1000)
+    """Articles of each ranking that `hybrid` fuses, or as many as are asked for if that is more (Forecast-Dojo A.2: 10)."""
 
 
 class RetrievalSettings(Section):
@@ -188,7 +200,7 @@ class RetrievalSettings(Section):
     queue: PositiveInt = 256
     """Most queries in an actor's queue, of all workers together; further ones wait where they come from."""
     actor_cpus: float = Field(0.1, ge=0)
-    """Cores per shard actor and for the encoder; Ray gives each as many threads, at least one."""
+    """Cores per shard actor and for the encoder, if there is one; Ray gives each as many threads, at least one."""
     device: Device = "cpu"
     """Where a shard's vectors are scanned; answers are the same."""
     actor_gpus: float = Field(0.0, ge=0)
@@ -606,6 +618,7 @@ class Settings(Section):
     articles: ArticlesSettings = ArticlesSettings()
     index: IndexSettings = IndexSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
+    search: SearchSettings = SearchSettings()
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     endpoint: EndpointSettings = EndpointSettings()

@@ -55,6 +55,6 @@ class Hit(Record):
     url: str
     day: dt.date
     score: float
-    """Inner product of unit vectors, higher is nearer."""
+    """Higher is better: the inner product of unit vectors in dense search, BM25 in lexical, reciprocal ranks in hybrid."""
     snippet: str
     """The beginning of the summary or text, about 280 characters, cut at a word."""

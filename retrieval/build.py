@@ -20,6 +20,7 @@ from retrieval.article import Article
 from retrieval.corpus.load import load_articles
 from retrieval.encoder import Encoder, Vectors, open_encoder
 from retrieval.index_folder import alone_in, publish, withdraw
+from retrieval.lexical import ANALYSIS
 from retrieval.manifest import EXACT, Approximation, EncoderIdentity, IndexKind, ShardManifest
 from retrieval.shard_files import finished_shard, month_of, row_order, source_hash, stored_vectors, write_shard
 
@@ -71,6 +72,7 @@ def build_from_settings(settings: Settings, progress: Progress | None = None) ->
         progress,
         text_characters=index.text_characters,
         kind=index_kind(index),
+        lexical=index.lexical,
     )
     return summary.model_copy(update={"quarantined": dict(loaded.quarantined)})
 
@@ -83,9 +85,11 @@ def build_index(
     *,
     text_characters: int = 1000,
     kind: IndexKind = EXACT,
+    lexical: bool = True,
 ) -> BuildSummary:
-    """Make `directory` an index of exactly these articles. Months whose kind alone has changed are not encoded again.
+    """Make `directory` an index of exactly these articles, with postings if it is to be searched by words (`lexical`).
 
+    Months in which only the kind or the postings have changed are not encoded again.
     Raises DataError if there are none, if two share an id, or if another build works in the same directory.
     """
     identity = encoder_identity(encoder, text_characters)
@@ -95,7 +99,10 @@ def build_index(
         finished = {
             month: finished_shard(directory, month, source_hash(rows), identity) for month, rows in months.items()
         }
-        kept = {month: shard for month, shard in finished.items() if shard is not None and shard.kind == kind}
+        wanted = (kind, ANALYSIS if lexical else None)
+        kept = {
+            m: shard for m, shard in finished.items() if shard is not None and (shard.kind, shard.lexical) == wanted
+        }
         if len(kept) < len(months) or _strangers(directory, months):
             withdraw(directory)
         for stranger in _strangers(directory, months):
@@ -110,7 +117,7 @@ def build_index(
                 vectors = (
                     stored_vectors(directory, month) if encoded else _encode(rows, encoder, text_characters, report)
                 )
-                shard = write_shard(directory, month, rows, vectors, identity, kind)
+                shard = write_shard(directory, month, rows, vectors, identity, kind, lexical)
             shards.append(shard)
             done += len(rows)
             _reporter(progress, done, total, month)(0)

@@ -46,11 +46,14 @@ class ImportSummary(Record):
     fingerprint: str
 
 
-def import_faiss(source: Path, directory: Path, encoder: EncoderIdentity, kind: IndexKind) -> ImportSummary:
+def import_faiss(
+    source: Path, directory: Path, encoder: EncoderIdentity, kind: IndexKind, lexical: bool = True
+) -> ImportSummary:
     """Make `directory` an index of the FAISS folders in `source`, or of `source` itself if it is one.
 
     `encoder`: what made the vectors, for the caller to know; a folder that names another one is refused. Where a row has only a
-    day, it becomes midnight UTC. Raises DataError that names the folder and the fault; there is then no index.
+    day, it becomes midnight UTC. `lexical`: with postings of the texts. Raises DataError that names the folder and the fault;
+    there is then no index.
     """
     inside = sorted(source.iterdir()) if source.is_dir() else []
     folders = [source] if _is_shard(source) else [folder for folder in inside if _is_shard(folder)]
@@ -78,7 +81,8 @@ def import_faiss(source: Path, directory: Path, encoder: EncoderIdentity, kind: 
                 naive += without_offset
             order = sorted(range(len(articles)), key=lambda i: (articles[i].day, articles[i].id))
             rows = [articles[i] for i in order]
-            shards.append(write_shard(directory, month, rows, np.concatenate(vectors)[order], encoder, kind))
+            matrix = np.concatenate(vectors)[order]
+            shards.append(write_shard(directory, month, rows, matrix, encoder, kind, lexical))
         manifest = publish(directory, encoder, kind, shards)
     _log.info("imported %d articles of %d folders into %s", len(seen), len(folders), directory)
     return ImportSummary(

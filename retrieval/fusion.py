@@ -10,7 +10,7 @@ from retrieval.article import Hit
 from retrieval.scan import merge
 
 RANK_CONSTANT = 60
-"""k of the formula; the value of its paper and of OracleProto A.2."""
+"""k of the formula; the value of its paper and of Forecast-Dojo A.2."""
 
 
 def fuse(rankings: Iterable[Sequence[Hit]], k: int) -> list[Hit]:

@@ -6,25 +6,29 @@ move a ranking before it. (A tantivy index counts both over everything it holds,
 postings of a term are in row order, which is the order of days: what a cutoff admits is a slice of them.
 """
 
+import importlib.metadata
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import tantivy
 from numpy.typing import NDArray
 
 from cluster.record import Record
 from retrieval.days import DayTable
+from retrieval.encoder import encodable
 from retrieval.mask import check_k
 
-TERMS, STARTS, ROWS, COUNTS, LENGTHS = "terms.arrow", "starts.npy", "rows.npy", "counts.npy", "lengths.npy"
-FILES = (TERMS, STARTS, ROWS, COUNTS, LENGTHS)
+TERMS, POSTINGS, LENGTHS = "terms.arrow", "postings.npy", "lengths.npy"
+LEXICAL_FILES = (TERMS, POSTINGS, LENGTHS)
+"""The terms in order with the end of each one's postings; int32 [2, postings], rows and counts; int32 [rows], terms per row."""
 
 K1 = 1.2
 """How soon repeating a term in an article stops to count."""
@@ -33,6 +37,14 @@ B = 0.75
 
 LONGEST_TERM = 40
 """Bytes; longer words are addresses and keys, which nobody searches for."""
+
+ANALYSIS = f"english-1, tantivy {importlib.metadata.version('tantivy')}"
+"""The rule that makes terms of a text: a query must be analysed as the articles were."""
+
+_CHECKED = 1 << 22
+"""Postings that are checked at once, so that opening a month takes little memory."""
+_REMEMBERED = 1 << 14
+"""Terms whose place is kept."""
 
 
 class Statistics(Record):
@@ -67,7 +79,7 @@ class LexicalQuery(Record):
     @classmethod
     def of(cls, text: str) -> "LexicalQuery":
         """The query's terms, analysed like an article's; none for a text without words."""
-        counted = sorted(Counter(analyse(text)).items())
+        counted = sorted(Counter(analyse(encodable(text))).items())
         return cls(terms=tuple(t for t, _ in counted), weights=tuple(n for _, n in counted))
 
 
@@ -112,63 +124,31 @@ class Postings:
             raise ValueError(f"postings of {len(lengths)} rows, but the day table has {days.rows}")
         if len(starts) != len(terms) + 1 or starts[0] != 0 or starts[-1] != len(rows) or len(rows) != len(counts):
             raise ValueError(f"{len(terms)} terms, {len(starts)} starts, {len(rows)} rows and {len(counts)} counts")
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(lengths):
-            raise ValueError(f"a posting names a row outside [0, {len(lengths)})")
-        firsts = np.zeros(len(rows) + 1, bool)
-        firsts[starts] = True
-        if not (firsts[1:-1] | (np.diff(rows) > 0)).all():
-            raise ValueError("the postings of a term are not in row order, so a cutoff could not cut them")
+        if not (np.diff(starts) > 0).all():
+            raise ValueError("a term has no postings, or they end before they begin")
+        if len(terms) > 1 and not pc.all(pc.less(terms[:-1], terms[1:])).as_py():
+            raise ValueError("the terms are not in alphabetical order")
+        _check_rows(rows, starts, len(lengths))
         self._terms, self._starts, self._rows, self._counts = terms, starts, rows, counts
         self._lengths = lengths
         self._first_rows = np.asarray(days.first_rows)
         self._length_before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-    @classmethod
-    def of(cls, texts: Iterable[str], days: DayTable) -> "Postings":
-        """The postings of these texts, one a row of `days`."""
-        found: dict[str, tuple[list[int], list[int]]] = {}
-        lengths: list[int] = []
-        for row, text in enumerate(texts):
-            terms = analyse(text)
-            lengths.append(len(terms))
-            for term, count in Counter(terms).items():
-                rows, counts = found.setdefault(term, ([], []))
-                rows.append(row)
-                counts.append(count)
-        ordered = sorted(found)
-        starts = np.zeros(len(ordered) + 1, np.int64)
-        np.cumsum([len(found[t][0]) for t in ordered], out=starts[1:])
-        return cls(
-            pa.array(ordered, pa.large_string()),
-            starts,
-            np.array([r for t in ordered for r in found[t][0]], np.int32),
-            np.array([c for t in ordered for c in found[t][1]], np.int32),
-            np.array(lengths, np.int32),
-            days,
-        )
-
-    def save(self, folder: Path) -> None:
-        """Write FILES into an existing folder."""
-        table = pa.table({"term": self._terms})
-        with pa.OSFile(str(folder / TERMS), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
-            writer.write_table(table)
-        arrays: dict[str, NDArray[Any]] = {
-            STARTS: self._starts,
-            ROWS: self._rows,
-            COUNTS: self._counts,
-            LENGTHS: self._lengths,
-        }
-        for name, array in arrays.items():
-            np.save(folder / name, array, allow_pickle=False)
+        # scoring asks for the same terms that counting asked for
+        self._place = lru_cache(_REMEMBERED)(self._find)
 
     @classmethod
     def load(cls, folder: Path, days: DayTable) -> "Postings":
-        """Memory-mapped. Raises OSError or ValueError for files that are damaged."""
+        """Memory-mapped, of a folder with LEXICAL_FILES. Raises OSError or ValueError for files that are damaged."""
         with pa.memory_map(str(folder / TERMS)) as stream:
-            terms = pa.ipc.open_file(stream).read_all()["term"].combine_chunks()
-        names = (STARTS, ROWS, COUNTS, LENGTHS)
-        starts, rows, counts, lengths = (np.load(folder / n, mmap_mode="r", allow_pickle=False) for n in names)
-        return cls(terms, starts, rows, counts, lengths, days)
+            table = pa.ipc.open_file(stream).read_all()
+        terms, ends = (table[name].combine_chunks() for name in ("term", "end"))
+        # read-only, as the vectors are
+        postings = np.asarray(np.load(folder / POSTINGS, mmap_mode="r", allow_pickle=False))
+        lengths = np.asarray(np.load(folder / LENGTHS, mmap_mode="r", allow_pickle=False))
+        if postings.dtype != np.int32 or postings.ndim != 2 or len(postings) != 2 or lengths.dtype != np.int32:
+            raise ValueError(f"postings of {postings.dtype} {postings.shape} and lengths of {lengths.dtype}")
+        starts = np.concatenate([np.zeros(1, np.int64), ends.to_numpy(zero_copy_only=False)])
+        return cls(terms, starts, postings[0], postings[1], lengths, days)
 
     def __len__(self) -> int:
         """Rows."""
@@ -190,12 +170,14 @@ class Postings:
         `statistics`: of everything that the query may see, this month and others. Score (Robertson and Zaragoza, The
         Probabilistic Relevance Framework, 2009, eq. 3.15, with the idf of Lucene, which is never negative): the sum over the
         terms of weight · ln(1 + (N − n + ½)/(n + ½)) · f (k₁ + 1)/(f + k₁ (1 − b + b · length/mean length)). Ties go to the newer
-        day, then to the lower row, which is the lower id. Raises ValueError for a range or `k` out of bounds.
+        day, then to the lower row, which is the lower id. Raises ValueError for a range, a `k` or statistics out of bounds.
         """
         check_k(k)
         self._check_range(low, high)
         if high == low or not query.terms:
             return Matches((), ())
+        if statistics.documents < high - low:
+            raise ValueError(f"statistics of {statistics.documents} articles for a search of {high - low}")
         mean = max(statistics.length / statistics.documents, 1.0)
         scores = np.zeros(high - low)
         for term, weight, frequency in zip(query.terms, query.weights, statistics.frequencies, strict=True):
@@ -218,13 +200,30 @@ class Postings:
 
     def _span(self, term: str, low: int, high: int) -> tuple[int, int]:
         """The postings of a term among the rows [low, high)."""
+        first, last = self._place(term)
+        begin, end = np.searchsorted(self._rows[first:last], [low, high])
+        return first + int(begin), first + int(end)
+
+    def _find(self, term: str) -> tuple[int, int]:
+        """All postings of a term."""
         at = bisect_left(self._terms, term, key=lambda scalar: scalar.as_py())
         if at == len(self._terms) or self._terms[at].as_py() != term:
             return 0, 0
-        first, last = int(self._starts[at]), int(self._starts[at + 1])
-        begin, end = np.searchsorted(self._rows[first:last], [low, high])
-        return first + int(begin), first + int(end)
+        return int(self._starts[at]), int(self._starts[at + 1])
 
     def _check_range(self, low: int, high: int) -> None:
         if not 0 <= low <= high <= len(self):
             raise ValueError(f"row range [{low}, {high}) does not lie in [0, {len(self)}]")
+
+
+def _check_rows(rows: NDArray[np.int32], starts: NDArray[np.int64], articles: int) -> None:
+    """Raises ValueError unless all rows are some of the articles', and increase within each term."""
+    for low in range(0, len(rows), _CHECKED):
+        part = rows[low : low + _CHECKED + 1]
+        if not 0 <= int(part.min()) <= int(part.max()) < articles:
+            raise ValueError(f"a posting names a row outside [0, {articles})")
+        increases = np.diff(part) > 0
+        begins = starts[np.searchsorted(starts, low, "right") : np.searchsorted(starts, low + len(increases), "right")]
+        increases[begins - low - 1] = True
+        if not increases.all():
+            raise ValueError("the postings of a term are not in row order, so a cutoff could not cut them")

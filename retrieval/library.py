@@ -7,10 +7,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from cluster.config import Device
+from cluster.config import Device, SearchSettings
 from cluster.failures import DataError, SettingsError
+from retrieval.lexical import ANALYSIS
 from retrieval.manifest import FORMAT, MANIFEST_FILE, IndexKind, Manifest
-from retrieval.shard_files import StoredShard, load_days, load_shard
+from retrieval.shard_files import BUILD_POSTINGS, StoredShard, load_days, load_shard
 
 
 class Library:
@@ -47,6 +48,21 @@ class Library:
                 f"{self.directory} is an index of the kind {_shown(self.manifest.kind)}, but the settings ask for {_shown(wanted)}; "
                 "change index.kind, or run `pastcast index build`, which encodes nothing again"
             )
+
+    def require_mode(self, search: SearchSettings) -> None:
+        """Raises SettingsError unless the index has what searches of this mode read."""
+        found = self.manifest.lexical
+        if search.mode == "dense" or found == ANALYSIS:
+            return
+        if found is None:
+            raise SettingsError(
+                f"{self.directory} is an index without postings, which search.mode {search.mode} needs; {BUILD_POSTINGS}, or set "
+                "search.mode: dense"
+            )
+        raise SettingsError(
+            f"the postings of {self.directory} hold words as made by {found}, and queries are analysed by {ANALYSIS}; install that "
+            "version, or run `pastcast index build`, which encodes nothing again"
+        )
 
     @property
     def fingerprint(self) -> str:

@@ -14,7 +14,7 @@ from cluster.record import Record
 MANIFEST_FILE = "manifest.json"
 
 
-FORMAT: Literal["pastcast-index-2"] = "pastcast-index-2"
+FORMAT: Literal["pastcast-index-3"] = "pastcast-index-3"
 
 FEWEST_ROWS = 5_000
 """An approximate index searches a month with fewer articles exactly: lists for it would save nothing."""
@@ -71,6 +71,8 @@ class ShardManifest(Record):
     """SHA-256 over the articles in row order."""
     encoder: EncoderIdentity
     kind: IndexKind = EXACT
+    lexical: str | None = None
+    """How the words of its postings were made (`lexical.ANALYSIS`). None: it has no postings, and is searched by vectors alone."""
     recall: float | None = None
     """Approximate months only: the share of the exact best 10 that is found. None: answers are exact."""
     files: dict[str, str]
@@ -80,7 +82,7 @@ class ShardManifest(Record):
 class Manifest(Record):
     """The whole index."""
 
-    format: Literal["pastcast-index-2"] = FORMAT
+    format: Literal["pastcast-index-3"] = FORMAT
     kind: IndexKind = EXACT
     encoder: EncoderIdentity
     source: str
@@ -95,8 +97,14 @@ class Manifest(Record):
         return sum(s.rows * (1.0 if s.recall is None else s.recall) for s in self.shards) / rows
 
     @property
+    def lexical(self) -> str | None:
+        """How the words of its postings were made; None unless every month has such postings."""
+        (found, *others) = {s.lexical for s in self.shards}
+        return None if others else found
+
+    @property
     def search(self) -> str:
-        """What a report says about how this index is searched."""
+        """What a report says about how the vectors of this index are searched."""
         how = self.kind.approximation
         if how is None:
             return self.kind.name

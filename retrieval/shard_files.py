@@ -1,6 +1,7 @@
 """One month on disk: `vectors.npy`, `days.json`, `articles.arrow` and `shard.json`, in a folder named after the month.
 
-The kind adds a file: `vectors.bf16.npy` (bfloat16 bits) for exact-bf16, `lists.faiss` for approximate.
+The kind adds a file: `vectors.bf16.npy` (bfloat16 bits) for exact-bf16, `lists.faiss` for approximate. What lexical search
+reads are `terms.arrow`, `postings.npy` and `lengths.npy`.
 
 A folder appears under its name only when all of it is on the disk. It is served only if every file has the hash that
 the index names, its rows are ordered by (day, id), each day is the UTC day of the row's instant, and the day table says
@@ -30,7 +31,9 @@ from retrieval.encoder import Vectors
 from retrieval.finder import Finder
 from retrieval.half import half_copy
 from retrieval.kinds import certified_finder, exact_finder, rescorer
+from retrieval.lexical import ANALYSIS, LEXICAL_FILES, Postings
 from retrieval.manifest import FEWEST_ROWS, Approximation, EncoderIdentity, IndexKind, ShardManifest
+from retrieval.postings_writer import write_postings
 from retrieval.shard import Shard, check_vectors
 from retrieval.snippet import snippet
 
@@ -51,6 +54,8 @@ _SCHEMA = pa.schema(
     ]
 )
 
+BUILD_POSTINGS = "set index.lexical: true and run `pastcast index build`, which encodes nothing again"
+
 NORM_TOLERANCE = 1e-3
 """How far a stored vector's length may lie from 1."""
 
@@ -58,16 +63,24 @@ NORM_TOLERANCE = 1e-3
 class StoredShard:
     """A month that was checked and is open: memory-mapped vectors, and articles by row or id."""
 
-    def __init__(self, shard: Shard, articles: pa.Table, where: Path) -> None:
+    def __init__(self, shard: Shard, articles: pa.Table, postings: Postings | None, where: Path) -> None:
         self.shard = shard
         self._articles = articles
         self._columns = {name: articles[name] for name in articles.column_names}
+        self._postings = postings
         self._where = where
 
     @property
     def days(self) -> DayTable:
         """The days of its rows."""
         return self.shard.days
+
+    @property
+    def postings(self) -> Postings:
+        """What a lexical search reads. Raises DataError if the month was built without."""
+        if self._postings is None:
+            raise DataError(f"shard {self._where} has no postings; {BUILD_POSTINGS}")
+        return self._postings
 
     def hit(self, row: int, score: float, snippet_characters: int) -> Hit:
         """The row as a search result."""
@@ -122,10 +135,12 @@ def write_shard(
     vectors: Vectors,
     encoder: EncoderIdentity,
     kind: IndexKind,
+    lexical: bool = True,
 ) -> ShardManifest:
     """Write `directory/month`, replacing what is there, so that it is whole or absent after a crash at any moment.
 
-    `articles` in row order with distinct ids, `vectors` float32 [n, dimension], unit rows, aligned with them.
+    `articles` in row order with distinct ids, `vectors` float32 [n, dimension], unit rows, aligned with them; `lexical`:
+    with postings.
     """
     _check_vectors(vectors, articles, encoder)
     days = DayTable.of_rows([a.day for a in articles])
@@ -143,6 +158,9 @@ def write_shard(
     elif kind.approximation is not None and len(vectors) >= FEWEST_ROWS:
         names.append(LISTS)
         recall = _write_lists(building / LISTS, vectors, days, kind.approximation)
+    if lexical:
+        names.extend(LEXICAL_FILES)
+        write_postings(building, (_words(a) for a in articles))
     manifest = ShardManifest(
         month=month,
         rows=len(articles),
@@ -151,6 +169,7 @@ def write_shard(
         source=source_hash(articles),
         encoder=encoder,
         kind=kind,
+        lexical=ANALYSIS if lexical else None,
         recall=recall,
         files={name: file_hash(building / name) for name in names},
     )
@@ -198,9 +217,10 @@ def load_shard(directory: Path, manifest: ShardManifest, device: Device = "cpu")
         shard = Shard(vectors, days, _finder(where, manifest, vectors, days, device))
         if shard.dimension != manifest.encoder.dimension:
             raise ValueError(f"vectors have {shard.dimension} dimensions, the encoder {manifest.encoder.dimension}")
+        postings = None if manifest.lexical is None else Postings.load(where, days)
     except (OSError, ValueError) as error:
         raise DataError(f"shard {where} is not servable: {error}; build the index again") from error
-    return StoredShard(shard, articles, where)
+    return StoredShard(shard, articles, postings, where)
 
 
 def load_days(directory: Path, manifest: ShardManifest) -> DayTable:
@@ -276,7 +296,8 @@ def _check_hashes(where: Path, manifest: ShardManifest, names: Sequence[str] | N
 
 
 def _needed(manifest: ShardManifest) -> list[str]:
-    return [VECTORS, DAYS, ARTICLES] + ([HALF] if manifest.kind.name == "exact-bf16" else [])
+    half = [HALF] if manifest.kind.name == "exact-bf16" else []
+    return [VECTORS, DAYS, ARTICLES, *half, *(LEXICAL_FILES if manifest.lexical is not None else ())]
 
 
 def _check_rows(articles: pa.Table, days: DayTable, manifest: ShardManifest) -> None:
@@ -330,6 +351,11 @@ def _write_articles(file: Path, articles: Sequence[Article]) -> None:
         ) from error
     with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, _SCHEMA) as writer:
         writer.write_table(table)
+
+
+def _words(article: Article) -> str:
+    """What of an article a lexical search finds: all of it."""
+    return "\n".join((article.title, article.summary, article.text))
 
 
 def _is_utf8(article: Article) -> bool:

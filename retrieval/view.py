@@ -28,7 +28,7 @@ class Searcher(Protocol):
     """
 
     async def search(self, query: str, first_day: dt.date | None, cutoff: dt.date, top_k: int) -> tuple[Hit, ...]:
-        """The nearest articles published from `first_day` (None: the beginning) to `cutoff`, both inclusive, best first."""
+        """The best articles published from `first_day` (None: the beginning) to `cutoff`, both inclusive, best first."""
 
     async def fetch(self, article_id: str) -> Article | None:
         """The article with exactly this id, of any day; None if the index has none."""

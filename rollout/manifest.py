@@ -32,6 +32,7 @@ OPERATIONAL = (
     "index.directory",
     "index.source",
     "index.batch_size",
+    "index.lexical",
     "model.adapter",
     "retrieval.shard_actors",
     "retrieval.replicas",

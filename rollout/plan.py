@@ -19,6 +19,7 @@ from cluster.weights import Weights, read_weights
 from retrieval.build import index_kind
 from retrieval.corpus.rows import Loaded, QuarantinedRow
 from retrieval.library import Library
+from retrieval.modes import described
 from retrieval.remote_index import open_index
 from rollout.endpoint_model import endpoint_weights
 from rollout.episode import Schedule, schedule
@@ -132,6 +133,7 @@ def make_plan(settings: Settings) -> Plan:
         )
     if library is not None:
         library.require_kind(index_kind(settings.index))
+        library.require_mode(settings.search)
     activity = library.activity() if library else {}
     first_day = first_forecast_day(settings.retrieval, library.first_day if library else None)
     dates: dict[str, tuple[dt.date, ...]] = {}
@@ -203,7 +205,7 @@ def _inputs(
     return {
         **content_hashes(events, keys),
         "index": library.fingerprint if library else "",
-        "search": library.manifest.search if library else "",
+        "search": described(library.manifest, settings.search) if library else "",
         "weights": weights,
         "sandbox": Sandbox(settings.rollout.python).describe() if uses_tools(settings) else "",
         **prompts,

@@ -51,7 +51,7 @@ class ToolSchema(Record):
 
 
 class Search(Record):
-    """Wants the articles nearest to a query."""
+    """Wants the articles that answer a query best."""
 
     call_id: str
     query: str
@@ -138,7 +138,7 @@ def search_result(want: Search, hits: Sequence[Hit], limit: int) -> ToolResult:
     if not hits:
         return ToolResult(call_id=want.call_id, name="search", text="No article matches.")
     blocks = [
-        f"[{hit.article_id}] {_line(hit.title)} | published {hit.day} | score {hit.score:.3f} | {_line(hit.url)}\n"
+        f"[{hit.article_id}] {_line(hit.title)} | published {hit.day} | score {_score(hit.score)} | {_line(hit.url)}\n"
         f"{_line(hit.snippet)}"
         for hit in hits
     ]
@@ -324,6 +324,11 @@ def _bounded(text: str, limit: int) -> tuple[str, int, int]:
     room = max(0, limit - len(f"\n[cut: {len(text)} more characters]"))
     note = f"\n[cut: {len(text) - room} more characters]"
     return (text[:room] + note)[:limit], len(text) - room, room
+
+
+def _score(score: float) -> str:
+    """Fused scores lie around 0.02, a few ten-thousandths apart."""
+    return f"{score:.3f}" if abs(score) >= 0.1 else f"{score:.4f}"
 
 
 def _line(text: str) -> str:

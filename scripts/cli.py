@@ -130,7 +130,7 @@ def index_import(
 
     index = load_settings(config, set_).index
     encoder = encoder_identity(open_encoder(index.encoder, index.batch_size), index.text_characters)
-    summary = import_faiss(source, index.directory, encoder, index_kind(index))
+    summary = import_faiss(source, index.directory, encoder, index_kind(index), index.lexical)
     console.print(
         f"{summary.articles} articles of {summary.folders} folders in {summary.shards} monthly shards, {index.directory}; "
         f"{summary.naive_times} times without an offset were taken as UTC",

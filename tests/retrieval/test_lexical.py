@@ -1,17 +1,22 @@
 import datetime as dt
 import math
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import retrieval.lexical
+import retrieval.postings_writer
 from retrieval.article import Hit
 from retrieval.days import DayTable
 from retrieval.fusion import RANK_CONSTANT, fuse
-from retrieval.lexical import K1, B, LexicalQuery, Postings, Statistics, analyse, no_statistics
+from retrieval.lexical import K1, LEXICAL_FILES, POSTINGS, B, LexicalQuery, Postings, Statistics, analyse, no_statistics
+from retrieval.postings_writer import write_postings
 
 FIRST = dt.date(2026, 3, 1)
 WORDS = ("poll", "senate", "vote", "rain", "coast")
@@ -24,7 +29,9 @@ corpora = st.lists(
 def made(rows: list[tuple[int, list[str]]]) -> tuple[Postings, DayTable, list[str]]:
     texts = [" ".join(words) for _, words in rows]
     days = DayTable.of_rows([FIRST + dt.timedelta(days=day) for day, _ in rows])
-    return Postings.of(texts, days), days, texts
+    with tempfile.TemporaryDirectory() as folder:
+        write_postings(Path(folder), texts)
+        return Postings.load(Path(folder), days), days, texts
 
 
 def reference(texts: list[str], days: list[int], query: str, low: int, high: int, k: int) -> list[tuple[int, float]]:
@@ -118,22 +125,76 @@ def test_a_range_outside_the_month_is_refused(low, high):
         postings.search(query, low, high, Statistics(documents=1, length=1, frequencies=(1,)), 1)
 
 
-def test_saved_postings_answer_as_before(tmp_path: Path):
-    postings, days, _ = made([(0, ["poll", "vote"]), (1, ["vote"]), (1, ["Polls:", "polling"])])
-    postings.save(tmp_path)
-    loaded = Postings.load(tmp_path, days)
-    query = LexicalQuery.of("Polls, voted")
+def test_statistics_of_fewer_articles_than_are_searched_are_refused():
+    postings, _, _ = made([(0, ["poll"])] * 3)
+    query = LexicalQuery.of("poll")
+    with pytest.raises(ValueError, match="statistics of 2 articles"):
+        postings.search(query, 0, 3, postings.statistics(query.terms, 0, 2), 1)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([*WORDS, "Élan", "\x00", "élan", "日本"]), max_size=9), max_size=20), st.data()
+)
+def test_postings_are_the_same_bytes_however_many_articles_are_taken_at_once(words, data):
+    written = []
+    texts = [" ".join(w) for w in words]
+    for size in (4096, data.draw(st.integers(1, 7))):
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(retrieval.postings_writer, "_CHUNK", size)
+            write_postings(Path(folder), texts)
+            written.append({f.name: f.read_bytes() for f in Path(folder).iterdir()})
+    assert written[0] == written[1]
+    assert set(written[0]) == set(LEXICAL_FILES)
+
+
+def test_a_month_without_a_single_word_has_empty_postings():
+    postings, _, _ = made([(0, []), (0, ["..."]), (1, ["!?"])])
+    query = LexicalQuery.of("poll")
     statistics = postings.statistics(query.terms, 0, 3)
-    assert loaded.statistics(query.terms, 0, 3) == statistics
-    assert loaded.search(query, 0, 3, statistics, 3) == postings.search(query, 0, 3, statistics, 3)
+    assert statistics == Statistics(documents=3, length=0, frequencies=(0,))
+    assert postings.search(query, 0, 3, statistics, 3).rows == ()
 
 
-def test_postings_out_of_row_order_are_refused(tmp_path: Path):
-    postings, days, _ = made([(0, ["poll"]), (1, ["poll"])])
-    postings.save(tmp_path)
-    np.save(tmp_path / "rows.npy", np.array([1, 0], np.int32))
-    with pytest.raises(ValueError, match="row order"):
-        Postings.load(tmp_path, days)
+DAYS = DayTable.of_rows([FIRST, FIRST, FIRST + dt.timedelta(days=1)])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"rows": [1, 0, 2, 2]}, "row order"),
+        ({"rows": [0, 0, 2, 2]}, "row order"),
+        ({"rows": [0, 1, 3, 2]}, "outside"),
+        ({"rows": [-1, 1, 2, 2]}, "outside"),
+        ({"terms": ["b", "a"]}, "alphabetical"),
+        ({"terms": ["a", "a"]}, "alphabetical"),
+        ({"starts": [0, 4, 4]}, "no postings"),
+        ({"starts": [0, 5, 4]}, "before they begin"),
+        ({"starts": [0, 3, 5]}, "starts"),
+        ({"lengths": [1, 1]}, "day table"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [1, 2, 3, 1 << 20])
+def test_postings_that_do_not_fit_together_are_refused(monkeypatch, wrong, says, at_once):
+    monkeypatch.setattr(retrieval.lexical, "_CHECKED", at_once)
+    right = {"terms": ["a", "b"], "starts": [0, 3, 4], "rows": [0, 1, 2, 2], "counts": [1] * 4, "lengths": [1, 1, 2]}
+
+    def parts(terms, starts, rows, counts, lengths):
+        numbers = (np.array(rows, np.int32), np.array(counts, np.int32), np.array(lengths, np.int32))
+        return pa.array(terms, pa.large_string()), np.array(starts, np.int64), *numbers, DAYS
+
+    assert len(Postings(*parts(**right))) == 3
+    with pytest.raises(ValueError, match=says):
+        Postings(*parts(**{**right, **wrong}))
+
+
+def test_the_files_of_postings_are_mapped_and_never_writable(tmp_path: Path):
+    write_postings(tmp_path, ["poll vote", "vote", "rain"])
+    loaded = Postings.load(tmp_path, DAYS)
+    assert len(loaded) == 3
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split()[1] for line in maps if line.endswith(POSTINGS) and str(tmp_path) in line]
+    assert mapped == ["r--s"]
 
 
 def test_words_meet_without_case_accents_and_endings():

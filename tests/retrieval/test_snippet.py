@@ -14,6 +14,15 @@ def test_a_snippet_is_one_line_within_its_length(summary: str, text: str, charac
     assert "\t" not in short
 
 
+@given(st.lists(st.sampled_from(["rain", "vote", "coast", "Überlingen", "a"]), min_size=40), st.integers(12, 280))
+def test_a_snippet_that_is_cut_ends_with_a_whole_word_of_the_text(words: list[str], characters: int) -> None:
+    short = snippet(" ".join(words), "", characters)
+    kept = short.removesuffix("…").split()
+    assert kept == words[: len(kept)]
+    following = len(short) + 1 + len(words[len(kept)]) if len(kept) < len(words) else characters + 1
+    assert following > characters, "a word more would have fitted"
+
+
 def test_a_snippet_is_cut_at_a_word_and_says_so() -> None:
     assert snippet("The harbour reopened on Tuesday", "", 14) == "The harbour…"
 
