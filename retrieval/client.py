@@ -1,8 +1,8 @@
 """RetrievalClient: the searcher that every process of a run holds over the actors of the pool.
 
-A search is encoded once, asked of one replica of every group whose months it can see, and merged. A missing part never looks
-like an empty result: where a group cannot answer within the deadline, the search is an InfrastructureError. Can be sent to any
-process of the Ray session.
+A search is encoded once, asked of one replica of every group whose months it can see, and merged; by words it is asked twice,
+as `scan` says. A missing part never looks like an empty result: where a group cannot answer within the deadline, the search is
+an InfrastructureError. Can be sent to any process of the Ray session.
 """
 
 import asyncio
@@ -11,16 +11,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from cluster.config import SearchSettings
 from cluster.failures import InfrastructureError, PastcastError, SettingsError
 from cluster.record import Record
 from retrieval.article import Article, Hit
 from retrieval.days import require_day
 from retrieval.encoder import Vectors, encodable
 from retrieval.group_caller import GroupCaller
+from retrieval.lexical import LexicalQuery, no_statistics
 from retrieval.mask import check_k, check_queries
-from retrieval.scan import Query, Span, merge
+from retrieval.modes import ranked
+from retrieval.scan import Asked, Query, Span, WordCount, WordQuery, merge
 
 Result = TypeVar("Result")
+
+_DENSE = SearchSettings()
 
 
 @dataclass(frozen=True)
@@ -61,18 +66,52 @@ class _Callers:
         return [caller.fault for caller in (self.encoder, *self.groups) if caller and caller.fault]
 
 
+class _Round:
+    """Implements `Rankings` for one search: which groups it asks, and until when it waits."""
+
+    def __init__(self, callers: _Callers, asked: list[int], until: float) -> None:
+        self._encoder = callers.encoder
+        self._groups = [callers.groups[i] for i in asked]
+        self._until = until
+
+    async def by_vector(self, query: str, first_day: dt.date | None, cutoff: dt.date, k: int) -> list[Hit]:
+        """See `Rankings`."""
+        if self._encoder is None:
+            raise SettingsError(
+                "this pool was started without an encoder, and ranks by vectors that it is given or by words"
+            )
+        vector = await self._encoder.ask("encode", encodable(query), self._until)
+        return await self.hits(Query(vector, first_day, cutoff, k))
+
+    async def by_words(self, words: LexicalQuery, first_day: dt.date | None, cutoff: dt.date, k: int) -> list[Hit]:
+        """See `Rankings`."""
+        counted = sum(await self._all(WordCount(words, first_day, cutoff)), start=no_statistics(words.terms))
+        return await self.hits(WordQuery(words, counted, first_day, cutoff, k))
+
+    async def hits(self, query: Query | WordQuery) -> list[Hit]:
+        """The best of all groups."""
+        lists: list[list[Hit]] = await self._all(query)
+        return merge((hit for hits in lists for hit in hits), query.k)
+
+    async def _all(self, asked: Asked) -> list[Any]:
+        return await asyncio.gather(*(group.ask("search", asked, self._until) for group in self._groups))
+
+
 class RetrievalClient:
     """Implements `Searcher` over the actors."""
 
-    def __init__(self, encoder: Any, groups: tuple[ShardGroup, ...], rules: CallRules) -> None:
-        """`encoder`: Ray actor handle of an EncoderServer; None for a client that is only asked by vector."""
+    def __init__(
+        self, encoder: Any, groups: tuple[ShardGroup, ...], rules: CallRules, search: SearchSettings = _DENSE
+    ) -> None:
+        """`encoder`: Ray actor handle of an EncoderServer; None for mode `lexical` and for a client that is only asked by vector."""
         self._encoder = encoder
         self._groups = groups
         self._rules = rules
+        self._search = search
         self._here: _Callers | None = None
 
-    def __reduce__(self) -> tuple[type["RetrievalClient"], tuple[Any, tuple[ShardGroup, ...], CallRules]]:
-        return RetrievalClient, (self._encoder, self._groups, self._rules)
+    def __reduce__(self) -> tuple[type["RetrievalClient"], tuple[Any, ...]]:
+        return RetrievalClient, (self._encoder, self._groups, self._rules, self._search)
 
     async def search(self, query: str, first_day: dt.date | None, cutoff: dt.date, top_k: int) -> tuple[Hit, ...]:
         """See `Searcher`. Raises InfrastructureError `retrieval-lost`, or `retrieval-gone` where no repetition helps."""
@@ -81,22 +120,19 @@ class RetrievalClient:
             return ()
 
         async def answer(until: float) -> tuple[Hit, ...]:
-            encoder = self._callers().encoder
-            if encoder is None:
-                raise SettingsError("this pool was started without an encoder, and answers vectors alone")
-            vector = await encoder.ask("encode", encodable(query), until)
-            return await self._merged(asked, Query(vector, first_day, cutoff, top_k), until)
+            rankings = _Round(self._callers(), asked, until)
+            return await ranked(self._search, rankings, query, first_day, cutoff, top_k)
 
         return await self._within_deadline(answer)
 
     async def nearest(self, vector: Vectors, first_day: dt.date | None, cutoff: dt.date, top_k: int) -> tuple[Hit, ...]:
-        """As `search`, for a query that is encoded already: float32 [dimension]. Raises ValueError for another one."""
+        """As a dense `search`, for a query that is encoded already: float32 [dimension]. Raises ValueError for another one."""
         check_queries(vector[None, :], len(vector))
         asked = self._asked(first_day, cutoff, top_k)
         if not asked:
             return ()
         query = Query(vector, first_day, cutoff, top_k)
-        return await self._within_deadline(lambda until: self._merged(asked, query, until))
+        return tuple(await self._within_deadline(lambda until: _Round(self._callers(), asked, until).hits(query)))
 
     async def fetch(self, article_id: str) -> Article | None:
         """See `Searcher`. Raises InfrastructureError `retrieval-lost`, or `retrieval-gone` where no repetition helps."""
@@ -114,11 +150,6 @@ class RetrievalClient:
         check_k(top_k)
         require_day(cutoff, "a cutoff")
         return [i for i, group in enumerate(self._groups) if group.span.meets(first_day, cutoff)]
-
-    async def _merged(self, asked: list[int], query: Query, until: float) -> tuple[Hit, ...]:
-        groups = self._callers().groups
-        lists = await asyncio.gather(*(groups[i].ask("search", query, until) for i in asked))
-        return tuple(merge((hit for hits in lists for hit in hits), query.k))
 
     def _callers(self) -> _Callers:
         """Those of the running loop: a loop that has ended took its calls with it."""

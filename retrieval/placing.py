@@ -5,7 +5,7 @@ Pure arithmetic; Ray is told the plan as a wish, so that an actor whose node is 
 
 from collections.abc import Mapping, Sequence
 
-from cluster.config import RetrievalSettings
+from cluster.config import RetrievalSettings, SearchSettings
 from cluster.resources import Amounts, lacking
 from retrieval.manifest import ShardManifest
 
@@ -33,11 +33,10 @@ def actor_resources(retrieval: RetrievalSettings) -> dict[str, float]:
     return cpus | {"GPU": retrieval.actor_gpus} if retrieval.actor_gpus else cpus
 
 
-def retrieval_bundles(retrieval: RetrievalSettings) -> list[dict[str, float]]:
-    """What the pool asks of Ray, one entry for each actor: the replicas of every group, and one that encodes queries."""
-    return [actor_resources(retrieval)] * (retrieval.shard_actors * retrieval.replicas) + [
-        {"CPU": retrieval.actor_cpus}
-    ]
+def retrieval_bundles(retrieval: RetrievalSettings, search: SearchSettings) -> list[dict[str, float]]:
+    """What the pool asks of Ray, one entry for each actor: the replicas of every group, and one that encodes queries if any is encoded."""
+    shards = [actor_resources(retrieval)] * (retrieval.shard_actors * retrieval.replicas)
+    return shards if search.mode == "lexical" else [*shards, {"CPU": retrieval.actor_cpus}]
 
 
 def lay(

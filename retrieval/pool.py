@@ -1,9 +1,9 @@
 """RetrievalPool: the index served by Ray actors, as the driver holds it.
 
 The months are dealt among groups, each group is held by as many replicas as asked for, on different nodes where there are
-several, and one more actor encodes queries. An actor that dies is started again, on another node if its own is lost;
-`GroupCaller` says what becomes of its queries. The answers are those of `LocalSearcher`, up to the last bits of a query vector
-that a sentence encoder gives in another batch.
+several, and one more actor encodes queries, unless articles are ranked by words alone. An actor that dies is started again, on
+another node if its own is lost; `GroupCaller` says what becomes of its queries. The answers are those of `LocalSearcher`, up to
+the last bits of a query vector that a sentence encoder gives in another batch.
 """
 
 import logging
@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from cluster.cluster_nodes import free_by_node
-from cluster.config import RetrievalSettings, Settings
+from cluster.config import RetrievalSettings, SearchSettings, Settings
 from cluster.failures import InfrastructureError, PastcastError
 from cluster.home import model_path
 from retrieval.build import index_kind
@@ -43,18 +43,26 @@ _ANSWERS_AT_ONCE = 10_000
 class RetrievalPool:
     """The actors that one process started."""
 
-    def __init__(self, encoder: Any, groups: tuple[ShardGroup, ...], rules: CallRules, manifest: Manifest) -> None:
-        """`encoder`: Ray actor handle of an EncoderServer; None where clients are only asked by vector."""
+    def __init__(
+        self,
+        encoder: Any,
+        groups: tuple[ShardGroup, ...],
+        rules: CallRules,
+        search: SearchSettings,
+        manifest: Manifest,
+    ) -> None:
+        """`encoder`: Ray actor handle of an EncoderServer; None for mode `lexical` and where clients are only asked by vector."""
         self._encoder = encoder
         self._groups = groups
         self._rules = rules
+        self._search = search
         self.manifest = manifest
         self.processes: tuple[int, ...] = ()
         """Ids of the processes that held the shards when the pool became ready: group after group, replica after replica."""
 
     def client(self, rules: CallRules | None = None) -> RetrievalClient:
         """A searcher over these actors. `rules`: others than the settings'."""
-        return RetrievalClient(self._encoder, self._groups, rules or self._rules)
+        return RetrievalClient(self._encoder, self._groups, rules or self._rules, self._search)
 
     def figures(self) -> tuple[ShardFigures, ...]:
         """Of every shard actor, in the order of `processes`. Raises Ray's errors where one is down."""
@@ -105,13 +113,16 @@ def start_retrieval_pool(settings: Settings) -> RetrievalPool:
     """Serve the index in the Ray session that this process has joined. Every node must see `index.directory`, or fetches into
     it what it serves of `index.source`.
 
-    Raises DataError for a missing or damaged index, SettingsError for another encoder or kind than the index's, InfrastructureError if the
-    actors do not start in time.
+    Raises DataError for a missing or damaged index, SettingsError for another encoder or kind than the index's or an index without what
+    `search.mode` reads, InfrastructureError if the actors do not start in time.
     """
     if not ray.is_initialized():
         raise InfrastructureError("retrieval-start", "there is no Ray session; start or join one first")
     library = open_index(settings.index)
     library.require_kind(index_kind(settings.index))
+    library.require_mode(settings.search)
+    if settings.search.mode == "lexical":
+        return start_pool(library, settings, None)
     encoder_name = settings.index.encoder
     located = encoder_name if encoder_name == HASHING else str(model_path(encoder_name).resolve())
     life = _life(settings.retrieval)
@@ -122,7 +133,7 @@ def start_retrieval_pool(settings: Settings) -> RetrievalPool:
 def start_pool(library: Library, settings: Settings, encoder: Any) -> RetrievalPool:
     """Start shard actors for this index beside an encoder's actor, and wait until all are ready. Raises as `start_retrieval_pool` does.
 
-    `encoder`: None where clients are only asked by vector.
+    `encoder`: None for mode `lexical` and where clients are only asked by vector.
     """
     retrieval, manifest = settings.retrieval, library.manifest
     rules = CallRules(
@@ -147,7 +158,7 @@ def start_pool(library: Library, settings: Settings, encoder: Any) -> RetrievalP
         for group, months in enumerate(deal(manifest.shards, retrieval.shard_actors))
     ]
     groups = tuple(_start_groups(servings, retrieval))
-    pool = RetrievalPool(encoder, groups, rules, manifest)
+    pool = RetrievalPool(encoder, groups, rules, settings.search, manifest)
     with ExitStack() as undo:
         undo.callback(pool.close)
         pool.wait_until_ready(retrieval.start_timeout_s)

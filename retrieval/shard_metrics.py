@@ -23,6 +23,7 @@ class Work(Record):
     """A sum over batches; of one batch, before it is added."""
 
     queries: int = 0
+    """A search by words asks twice, and counts as two."""
     batches: int = 0
     rows: int = 0
     """Rows that the queries ranged over."""

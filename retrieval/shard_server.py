@@ -17,12 +17,11 @@ from cluster.clock import monotonic
 from cluster.config import Device
 from cluster.failures import DataError, PastcastError
 from cluster.record import Record
-from retrieval.article import Article, Hit
+from retrieval.article import Article
 from retrieval.batching import QueueDrain
 from retrieval.manifest import ShardManifest
-from retrieval.mask import check_k, check_queries
 from retrieval.remote_index import RemoteIndex
-from retrieval.scan import Query, search_shards
+from retrieval.scan import Asked, Told, answers, check_asked
 from retrieval.shard_files import StoredShard, load_shard
 from retrieval.shard_metrics import ShardFigures, ShardMetrics, Work
 
@@ -72,14 +71,14 @@ class ShardServer:
             await asyncio.to_thread(self._open)
         return os.getpid()
 
-    async def search(self, queries: Sequence[Query], seconds: float) -> list[list[Hit] | Exception]:
-        """For each query the best k hits of these months, best first, or what was wrong with it.
+    async def search(self, queries: Sequence[Asked], seconds: float) -> list[Told | Exception]:
+        """For each query the best k hits of these months, best first, or what they count, or what was wrong with it.
 
         `seconds`: after them nobody waits any more. Raises as `ready` does.
         """
         await self.ready()
-        answers = await asyncio.gather(*(self._answer(q, seconds) for q in queries), return_exceptions=True)
-        return [_portable(answer) if isinstance(answer, BaseException) else answer for answer in answers]
+        told = await asyncio.gather(*(self._answer(q, seconds) for q in queries), return_exceptions=True)
+        return [_portable(answer) if isinstance(answer, BaseException) else answer for answer in told]
 
     async def fetch(self, ids: Sequence[str], seconds: float) -> list[Article | None]:
         """The article with each id, if these months hold it. Raises as `ready` does."""
@@ -99,9 +98,8 @@ class ShardServer:
             work=self._metrics.sum,
         )
 
-    async def _answer(self, query: Query, seconds: float) -> list[Hit]:
-        check_queries(query.vector[None, :], self._serving.shards[0].encoder.dimension)
-        check_k(query.k)
+    async def _answer(self, query: Asked, seconds: float) -> Told:
+        check_asked(query, self._serving.shards[0].encoder.dimension)
         async with asyncio.timeout(seconds), self._door:
             self._inside += 1
             self._longest = max(self._longest, self._inside)
@@ -110,9 +108,9 @@ class ShardServer:
             finally:
                 self._inside -= 1
 
-    def _search_together(self, queries: Sequence[Query]) -> list[list[Hit]]:
+    def _search_together(self, queries: Sequence[Asked]) -> list[Told]:
         before, began = self._counted(), monotonic()
-        answers = search_shards(self._shards, queries, self._serving.snippet_characters)
+        told = answers(self._shards, queries, self._serving.snippet_characters)
         after = self._counted()
         batch = Work(
             queries=len(queries),
@@ -122,7 +120,7 @@ class ShardServer:
             fallbacks=after.fallbacks - before.fallbacks,
         )
         self._metrics.searched(batch, self._drain.waiting)
-        return answers
+        return told
 
     def _counted(self) -> Work:
         counts = [stored.shard.counts for stored in self._shards.values()]

@@ -239,5 +239,5 @@ def _bundles(settings: Settings) -> list[dict[str, float]]:
     if settings.model.kind == "vllm":
         bundles += pool_bundles(settings.engine)
     if uses_tools(settings):
-        bundles += retrieval_bundles(settings.retrieval)
+        bundles += retrieval_bundles(settings.retrieval, settings.search)
     return bundles

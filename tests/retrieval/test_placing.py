@@ -5,7 +5,7 @@ import datetime as dt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config import RetrievalSettings
+from cluster.config import RetrievalSettings, SearchSettings
 from retrieval.manifest import EncoderIdentity, IndexKind, ShardManifest
 from retrieval.placing import actor_resources, deal, lay, retrieval_bundles, shard_bytes
 
@@ -91,6 +91,7 @@ def test_cores_are_never_promised_twice_and_replicas_share_a_node_only_in_want(
 
 def test_the_pool_asks_for_every_replica_and_the_encoder() -> None:
     settings = RetrievalSettings(shard_actors=2, replicas=3, actor_cpus=2, actor_gpus=1)
-    assert retrieval_bundles(settings) == [{"CPU": 2, "GPU": 1}] * 6 + [{"CPU": 2}]
-    assert retrieval_bundles(RetrievalSettings()) == [{"CPU": 0.1}] * 3
+    assert retrieval_bundles(settings, SearchSettings()) == [{"CPU": 2, "GPU": 1}] * 6 + [{"CPU": 2}]
+    assert retrieval_bundles(RetrievalSettings(), SearchSettings(mode="hybrid")) == [{"CPU": 0.1}] * 3
+    assert retrieval_bundles(RetrievalSettings(), SearchSettings(mode="lexical")) == [{"CPU": 0.1}] * 2
     assert actor_resources(settings) == {"CPU": 2, "GPU": 1}
