@@ -139,6 +139,9 @@ class ArticlesSettings(FieldMapping):
 
     path: Path = Path("world/articles.jsonl")
     format: Literal["pastcast", "jsonl", "parquet"] = "pastcast"
+    first_year: int = 2010
+    """A time of an earlier year, or of one after `last_year`, is no publication time (Forecast-Dojo A.1); see `load_articles`."""
+    last_year: int = 2030
 
 
 Device = Literal["cpu", "cuda"]

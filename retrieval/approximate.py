@@ -13,11 +13,11 @@ from typing import Any
 import faiss
 import numpy as np
 
-from retrieval.canonical import Ranked, Rows
-from retrieval.exact import Exact, Rescorer
+from retrieval.canonical import Rows
 from retrieval.finder import Answers, Finder, Ranges
 from retrieval.manifest import FEWEST_ROWS, Approximation
 from retrieval.mask import Vectors
+from retrieval.rescorer import Rescorer
 from retrieval.workers import granted_cores
 
 _ROWS_PER_LIST = 39
@@ -32,7 +32,7 @@ _MEASURED_K = 10
 class Approximate:
     """Implements `Finder` with FAISS lists."""
 
-    def __init__(self, rescorer: Rescorer, exact: Exact, lists: Any, settings: Approximation) -> None:
+    def __init__(self, rescorer: Rescorer, exact: Finder, lists: Any, settings: Approximation) -> None:
         """`lists`: a FAISS IVF index whose ids are the rows of the shard."""
         self._rescorer = rescorer
         self._exact = exact
@@ -43,14 +43,11 @@ class Approximate:
     def search(self, queries: Vectors, ranges: Ranges, k: int) -> Answers:
         """See `Finder`."""
         wanted = k * self._settings.rescored
-        ranked: dict[int, Ranked] = {}
         together: dict[tuple[int, int], list[int]] = defaultdict(list)
         exactly: list[int] = []
-        rescored = 0
+        listed: dict[int, Rows] = {}
         for query, (low, high) in enumerate(ranges.tolist()):
-            if low == high:
-                ranked[query] = Ranked((), ())
-            elif high - low <= max(FEWEST_ROWS // 4, wanted):
+            if high - low <= max(FEWEST_ROWS // 4, wanted):
                 exactly.append(query)
             else:
                 together[low, high].append(query)
@@ -59,13 +56,18 @@ class Approximate:
                 if len(rows) < k:
                     exactly.append(query)  # the lists that were looked into hold too little of what is visible
                 else:
-                    ranked[query] = self._rescorer.best(queries[query], rows, k)
-                    rescored += len(rows)
+                    listed[query] = rows
+        asked = np.repeat(np.array(list(listed), np.int64), [len(rows) for rows in listed.values()])
+        rows = np.concatenate([*listed.values(), np.empty(0, np.int64)])
+        ranked = self._rescorer.best_of_each(queries, asked, rows, k)
+        rescored = len(rows)
         if exactly:
             answers = self._exact.search(queries[exactly], ranges[exactly], k)
-            ranked.update(zip(exactly, answers.ranked, strict=True))
+            for query, answer in zip(exactly, answers.ranked, strict=True):
+                ranked[query] = answer
             rescored += answers.rescored
-        return Answers(tuple(ranked[query] for query in range(len(queries))), rescored, len(exactly))
+        visible = ranges[exactly, 0] < ranges[exactly, 1]
+        return Answers(tuple(ranked), rescored, int(visible.sum()))
 
     def _listed(self, queries: Vectors, low: int, high: int, wanted: int) -> list[Rows]:
         selector = faiss.IDSelectorRange(low, high, True)  # rows were added in order, so every list is sorted

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+_FIRST_SCORES = 1 << 15
+"""Of the first block, all of which are kept: the more queries, the fewer of its rows."""
+
+_FEWEST_ROWS = 16
+
 
 @dataclass(frozen=True)
 class BlockSizes:
@@ -37,7 +42,8 @@ def blocks(ranges: NDArray[np.int64], sizes: BlockSizes) -> Iterator[Block]:
     if not len(order):
         return
     lows, highs = ranges[order, 0], ranges[order, 1]
-    start, size = int(lows.min()), min(sizes.first, sizes.most)
+    first = min(sizes.first, max(_FEWEST_ROWS, _FIRST_SCORES // len(order)))
+    start, size = int(lows.min()), min(first, sizes.most)
     while start < highs[-1]:
         stop = start + size
         meets = (highs > start) & (lows < stop)

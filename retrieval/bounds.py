@@ -65,9 +65,9 @@ class Bound:
         lowest = kth - self.relative * np.abs(kth) - self.absolute[queries]
         return self._least(queries, lowest)
 
-    def reaches(self, query: int, scores: Vectors, canonical: float) -> NDArray[np.bool_]:
-        """Which of a query's scores may belong to a row whose canonical score is at least `canonical`."""
-        return scores >= self._least(np.array([query]), np.array([canonical]))
+    def reaches(self, queries: NDArray[np.int64], scores: Vectors, canonical: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which of these scores may belong to a row whose canonical score is at least `canonical`; three aligned arrays."""
+        return scores >= self._least(queries, canonical)
 
     def _least(self, queries: NDArray[np.int64], canonical: NDArray[np.float64]) -> Vectors:
         """The smallest score whose row can reach this canonical score: the solution of s + relative·|s| + absolute = c."""

@@ -69,10 +69,9 @@ class Candidates:
             self._raise_thresholds()
             self._raise_at = 2 * self._seen_rows
 
-    def of_each(self) -> list[tuple[Rows, Vectors]]:
-        """(rows, scores) of every query, best score first; empty for those given up."""
-        kept = self._raise_thresholds()
-        return [(kept.rows[part], kept.scores[part]) for part in self._by_query(kept)]
+    def left(self) -> Found:
+        """All that may be in an answer, by query, best score first; nothing of those given up."""
+        return self._raise_thresholds()
 
     def _raise_thresholds(self) -> Found:
         """Everything that is left, by query, best score first."""
@@ -88,7 +87,7 @@ class Candidates:
 
     def _settled(self, found: Found) -> Found:
         parts = self._by_query(found)
-        crowded = [query for query, part in enumerate(parts) if part.stop - part.start > self._limit]
+        crowded = {query for query, part in enumerate(parts) if part.stop - part.start > self._limit}
         if not crowded:
             return found
         settled = []

@@ -29,18 +29,18 @@ class Ranked:
     """One per row, canonical."""
 
 
-def canonical_scores(vectors: Vectors, rows: Rows, query: Vectors) -> Scores:
-    """float64 [len(rows)]: the inner product of each of these float32 rows with the float32 query.
+def canonical_scores(vectors: Vectors, rows: Rows, queries: Vectors, asked: NDArray[np.int64]) -> Scores:
+    """float64 [len(rows)]: the inner product of each of these float32 rows with its query, `queries[asked[i]]`, float32.
 
     Products of float32 are exact in float64; a row is summed pairwise, in an order that depends on the dimension alone.
     Vectors that differ in one last bit of float32 are told apart.
     """
-    wide = query.astype(np.float64)
+    wide = queries.astype(np.float64)
     scores = np.empty(len(rows), np.float64)
     step = max(1, _CHUNK_VALUES // vectors.shape[1])
     for start in range(0, len(rows), step):
         products = vectors[rows[start : start + step]].astype(np.float64)
-        products *= wide
+        products *= wide[asked[start : start + step]]
         products.sum(axis=1, out=scores[start : start + step])
     return scores
 
@@ -50,8 +50,13 @@ def canonical_error(dimension: int) -> float:
     return dimension * F64_UNIT / (1 - dimension * F64_UNIT)
 
 
-def rank(rows: Rows, scores: Scores, first_rows: NDArray[np.int64], k: int) -> Ranked:
-    """The best `k` of these rows; `first_rows`: the first row of every day, from which a row's day is known."""
+def newest_first(
+    asked: NDArray[np.int64], rows: Rows, scores: Scores, first_rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The order of (query, row) pairs, aligned arrays: by query, then score, newer day, lower row.
+
+    `first_rows`: the first row of every day, from which a row's day is known.
+    """
     days = np.searchsorted(first_rows, rows, side="right")
-    best = np.lexsort((rows, -days, -scores))[:k]
-    return Ranked(tuple(rows[best].tolist()), tuple(scores[best].tolist()))
+    order: NDArray[np.int64] = np.lexsort((rows, -days, -scores, asked))
+    return order

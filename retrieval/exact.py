@@ -6,48 +6,17 @@ The answer is that of scoring every visible row in float64 and sorting, for any 
 import threading
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrieval.blocks import blocks
-from retrieval.bounds import Bound
 from retrieval.candidates import Candidates, Found, Settle
-from retrieval.canonical import Ranked, Rows, canonical_scores, rank
-from retrieval.finder import Answers, Ranges
+from retrieval.canonical import Rows
+from retrieval.finder import Answers, Finder, Ranges
 from retrieval.kernel import Kernel
 from retrieval.mask import Vectors
-from retrieval.workers import process_workers
+from retrieval.rescorer import Rescorer
 
 _CROWD = 2_048
 """Candidates of one query beyond which it is settled or given up: scoring them would take longer than scanning."""
-
-
-class Rescorer:
-    """Scores rows of one shard canonically, and orders them."""
-
-    def __init__(self, vectors: Vectors, first_rows: NDArray[np.int64]) -> None:
-        """`vectors`: float32 [n, dimension]; `first_rows`: the first row of every day."""
-        self._vectors = vectors
-        self._first_rows = first_rows
-
-    def best(self, query: Vectors, rows: Rows, k: int) -> Ranked:
-        """The best k of these rows."""
-        return rank(rows, canonical_scores(self._vectors, rows, query), self._first_rows, k)
-
-    def finish(
-        self, query: Vectors, index: int, rows: Rows, scores: Vectors, bound: Bound, k: int
-    ) -> tuple[Ranked, int]:
-        """The best k of a scan's candidates, and how many of them had to be scored.
-
-        `index`: the query's place in the batch of `bound`; `rows`, `scores`: by falling score. The k that look best are scored first; what
-        their worst score proves hopeless is not scored at all.
-        """
-        exact = canonical_scores(self._vectors, rows[:k], query)
-        rest = rows[k:]
-        if len(rest):
-            rest = rest[bound.reaches(index, scores[k:], float(exact.min()))]
-            exact = np.concatenate([exact, canonical_scores(self._vectors, rest, query)])
-        scored = np.concatenate([rows[:k], rest])
-        return rank(scored, exact, self._first_rows, k), len(scored)
 
 
 class Exact:
@@ -74,7 +43,7 @@ class Certified:
     A query with more candidates than the bound can tell apart is answered by the float32 scan and counted.
     """
 
-    def __init__(self, rescorer: Rescorer, kernel: Kernel, exact: Exact) -> None:
+    def __init__(self, rescorer: Rescorer, kernel: Kernel, exact: Finder) -> None:
         self._rescorer = rescorer
         self._kernel = kernel
         self._exact = exact
@@ -115,9 +84,5 @@ def _search(
             found, rows = prepared.reaching(block, thresholds), block.stop - block.start
 
     kernel.workers().run(work)
-    of_each = candidates.of_each()
-    finished = process_workers().each(
-        lambda i: rescorer.finish(queries[i], i, *of_each[i], prepared.bound, k), len(queries)
-    )
-    ranked = tuple(answer for answer, _ in finished)
-    return Answers(ranked, sum(scored for _, scored in finished), 0), sorted(candidates.given_up)
+    ranked, rescored = rescorer.finish(queries, candidates.left(), prepared.bound, k)
+    return Answers(tuple(ranked), rescored, 0), sorted(candidates.given_up)

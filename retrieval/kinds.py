@@ -5,13 +5,14 @@ import numpy as np
 from cluster.config import Device
 from retrieval.bounds import Norms, largest_norm
 from retrieval.days import DayTable
-from retrieval.exact import Certified, Exact, Rescorer
+from retrieval.exact import Certified, Exact
 from retrieval.half import Half, copy_norms
 from retrieval.kernel import Kernel
 from retrieval.kernel_device import DeviceKernel
 from retrieval.kernel_half import HalfKernel
 from retrieval.kernel_numpy import NumpyKernel
 from retrieval.mask import Vectors
+from retrieval.rescorer import Rescorer
 
 
 def exact_finder(vectors: Vectors, days: DayTable, device: Device = "cpu", block_rows: int | None = None) -> Exact:

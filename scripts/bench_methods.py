@@ -4,49 +4,28 @@
 standard input with one line of JSON: a `Run`, or a `Floor`.
 """
 
+import datetime as dt
 import os
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from cluster.record import Record
+from retrieval.days import DayTable
+from retrieval.finder import Finder
+from retrieval.kinds import certified_finder, exact_finder, rescorer
+from retrieval.manifest import Approximation
 from retrieval.mask import Vectors
-
-VECTORS, HALF, QUERIES, HIGHS = "vectors.npy", "half.npy", "queries.npy", "highs.npy"
-
-Found = list[list[int]]
-"""Rows per query, best first."""
+from retrieval.shard import Shard
+from scripts.bench.floor import Floor, floor_meter
+from scripts.bench.interleaved import ROOFLINE, Found, Run
+from scripts.bench.retrieval_data import HALF, HIGHS, QUERIES, VECTORS
 
 Search = Callable[[], Found]
-
-
-class Run(Record):
-    """One search of the whole batch."""
-
-    ms: float
-    """Wall time."""
-    cpu_ms: float
-    """Processor time of all threads."""
-    found: Found
-
-
-class Floor(Record):
-    """What the machine could do at that moment."""
-
-    bytes_per_s: float
-    """The fastest of several ways to read the vectors."""
-    flops_per_s: float
-    """A large float32 matrix product."""
-
-    def least_ms(self, highs: list[int], dim: int) -> float:
-        """The roofline: no float32 scan of these prefixes can take less than reading the longest or multiplying them all."""
-        bytes_read, operations = 4 * dim * max(highs), 2 * dim * sum(highs)
-        return 1e3 * max(bytes_read / self.bytes_per_s, operations / self.flops_per_s)
 
 
 class Data:
@@ -67,31 +46,43 @@ class Data:
 
 
 def _ours(data: Data, name: str) -> Search:
-    import datetime as dt
+    shard = _shard(data, name, 0, len(data.vectors))
+    return lambda: [list(answer.rows) for answer in shard.search(data.queries, data.ranges, data.k)]
 
-    from retrieval.days import DayTable
-    from retrieval.finder import Finder
-    from retrieval.kinds import certified_finder, exact_finder, rescorer
-    from retrieval.manifest import Approximation
-    from retrieval.shard import Shard
 
-    rows = len(data.vectors)
-    starts = np.unique(np.linspace(0, rows, 30, endpoint=False).astype(int)).tolist()
-    first = dt.date(2024, 1, 1)
-    days = DayTable(
-        rows=rows, days=tuple(first + dt.timedelta(days=i) for i in range(len(starts))), first_rows=tuple(starts)
-    )
-    finder: Finder = exact_finder(data.vectors, days)
+def _shard(data: Data, name: str, start: int, stop: int) -> Shard:
+    """These rows, with thirty days."""
+    vectors = data.vectors[start:stop]
+    starts = np.unique(np.linspace(0, len(vectors), 30, endpoint=False).astype(int)).tolist()
+    dates = tuple(dt.date(2024, 1, 1) + dt.timedelta(days=i) for i in range(len(starts)))
+    days = DayTable(rows=len(vectors), days=dates, first_rows=tuple(starts))
+    finder: Finder = exact_finder(vectors, days)
     if name == "exact-bf16":
-        finder = certified_finder(data.vectors, np.asarray(np.load(data.folder / HALF, mmap_mode="c")), days)
+        half = np.asarray(np.load(data.folder / HALF, mmap_mode="c"))[start:stop]
+        finder = certified_finder(vectors, half, days)
     elif name == "approximate":
         from retrieval.approximate import Approximate, train_lists
 
-        how = Approximation(code="sq", lists=min(1_024, max(1, rows // 400)), probes=32, rescored=4)
-        lists = train_lists(data.vectors, how)
-        finder = Approximate(rescorer(data.vectors, days), exact_finder(data.vectors, days), lists, how)
-    shard = Shard(data.vectors, days, finder)
-    return lambda: [list(answer.rows) for answer in shard.search(data.queries, data.ranges, data.k)]
+        how = Approximation(code="sq", lists=min(1_024, max(1, len(vectors) // 400)), probes=32, rescored=4)
+        finder = Approximate(rescorer(vectors, days), finder, train_lists(vectors, how), how)
+    return Shard(vectors, days, finder)
+
+
+def _sharded(data: Data, name: str, shards: int) -> Search:
+    """The rows cut into equal shards, searched one after the other and merged, as one actor searches its months."""
+    edges = np.linspace(0, len(data.vectors), shards + 1).astype(int).tolist()
+    parts = [(start, _shard(data, name, start, stop)) for start, stop in pairwise(edges)]
+
+    def search() -> Found:
+        hits: list[list[tuple[float, int]]] = [[] for _ in data.highs]
+        for start, shard in parts:
+            asking = [i for i, high in enumerate(data.highs) if high > start]
+            ranges = [(0, min(data.highs[i] - start, len(shard))) for i in asking]
+            for i, answer in zip(asking, shard.search(data.queries[asking], ranges, data.k), strict=True):
+                hits[i] += [(-score, start + row) for row, score in zip(answer.rows, answer.scores, strict=True)]
+        return [[row for _, row in sorted(found)[: data.k]] for found in hits]
+
+    return search
 
 
 def _faiss_selector(data: Data) -> Search:
@@ -189,46 +180,17 @@ METHODS: dict[str, Callable[[Data], Search]] = {
     "usearch": _usearch,
 }
 
-ROOFLINE = "roofline"
-"""Measures memory bandwidth and the arithmetic peak instead of searching."""
 
-
-def _roofline(data: Data) -> Callable[[], Floor]:
-    from threadpoolctl import threadpool_limits
-
-    from retrieval.workers import granted_cores
-
-    threads = granted_cores()
-    flat = data.vectors.reshape(-1)[: 1 << 28]  # at most 1 GiB
-    parts = np.array_split(flat, 8 * threads)
-    square = np.ascontiguousarray(np.resize(flat, (2_048, 2_048)))
-    axis = np.ones(min(384, len(flat)), np.float32)
-
-    def streamed(part: Vectors) -> None:
-        # the fastest of several ways to read memory is what a scan is measured against
-        whole = part[: len(part) // len(axis) * len(axis)]
-        np.einsum("nd,d->n", whole.reshape(-1, len(axis)), axis)
-
-    readers: tuple[Callable[[Vectors], object], ...] = (streamed, np.sum, lambda part: np.dot(part, part))
-
-    def measure() -> Floor:
-        speeds = []
-        with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
-            for reader in readers:
-                began = time.perf_counter()
-                list(pool.map(reader, parts))
-                speeds.append(flat.nbytes / (time.perf_counter() - began))
-        began = time.perf_counter()
-        square @ square
-        return Floor(bytes_per_s=max(speeds), flops_per_s=2 * 2_048**3 / (time.perf_counter() - began))
-
-    return measure
+def _method(name: str) -> Callable[[Data], Search]:
+    """By its name; `exact/16` is `exact` over sixteen shards."""
+    kind, _, shards = name.partition("/")
+    return (lambda data: _sharded(data, kind, int(shards))) if shards else METHODS[name]
 
 
 def _serve(folder: Path, name: str, k: int, answers: TextIO) -> None:
     """Writes "ready", then one line of JSON for every line that comes in."""
     data = Data(folder, k)
-    run: Callable[[], Run | Floor] = _roofline(data) if name == ROOFLINE else _timed(METHODS[name](data))
+    run: Callable[[], Run | Floor] = floor_meter(data.vectors) if name == ROOFLINE else _timed(_method(name)(data))
     run()  # the first run loads pages and starts threads
     answers.write("ready\n")
     answers.flush()
@@ -242,9 +204,17 @@ def _timed(search: Search) -> Callable[[], Run]:
         began, computed = time.perf_counter(), time.process_time()
         found = search()
         took, used = time.perf_counter() - began, time.process_time() - computed
-        return Run(ms=1e3 * took, cpu_ms=1e3 * used, found=found)
+        own, mapped = _memory_mib()
+        return Run(ms=1e3 * took, cpu_ms=1e3 * used, found=found, own_mib=own, mapped_mib=mapped)
 
     return run
+
+
+def _memory_mib() -> tuple[float, float]:
+    """(anonymous, mapped from files), as the kernel counts this process's resident pages."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    sizes = {name: int(lines[name].split()[0]) / 1024 for name in ("RssAnon", "RssFile")}
+    return sizes["RssAnon"], sizes["RssFile"]
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """Masked exact search against what a user would take instead, on the same data, interleaved in one run.
 
-Each method has a process of its own (`bench_methods`) and runs alone, one after the other, round after round; figures are medians over the
+Each method has a process of its own (`bench_methods`) and runs alone, one after the other, round after round; times are medians over the
 rounds, and ratios are taken within a round, so that a machine that others use too disturbs them little. The roofline of a search is the
-larger of bytes / bandwidth and operations / peak of a float32 scan of the rows that the cutoffs admit, both measured in every round.
+larger of bytes / bandwidth and operations / peak of a float32 scan of the rows that the cutoffs admit; both are the best of the run.
 """
 
 import datetime as dt
 import importlib.util
 import os
 import platform
-import subprocess
-import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,14 +19,13 @@ import typer
 from rich.table import Table
 
 from cluster.record import Record
-from retrieval.half import half_copy
-from retrieval.mask import Vectors
 from retrieval.workers import granted_cores
+from scripts.bench.floor import STEADY, best_of, cache_bytes, steadiness
+from scripts.bench.interleaved import Measured, measure
+from scripts.bench.retrieval_data import QUERIES, VECTORS, Cutoffs, make_queries, make_rows, same_rows, true_rows
 from scripts.bench.retrieval_pool import PoolResult, pool_results, pool_table
-from scripts.bench_methods import HALF, HIGHS, METHODS, QUERIES, ROOFLINE, VECTORS, Floor, Run
+from scripts.bench_methods import METHODS
 from scripts.terminal import console
-
-Cutoffs = Literal["random", "shared", "days8", "half"]
 
 BASELINE = "faiss-selector"
 
@@ -35,7 +33,9 @@ SMALL_ROWS = 100_000
 """Methods that take minutes beyond this only run up to here: LanceDB, usearch, and training lists."""
 
 _SMALL = ("lancedb", "usearch", "approximate")
-_CHUNK = 50_000
+
+_HALF_PRECISION = ("exact-bf16", "approximate")
+"""May beat the roofline of a float32 scan: they read less."""
 
 
 class MethodResult(Record):
@@ -58,17 +58,26 @@ class MethodResult(Record):
     """Share of the true best k that was found."""
     late: int
     """Rows that were returned although they lie after the cutoff."""
+    own_mib: float = 0.0
+    """Memory that only the method's process has."""
+    mapped_mib: float = 0.0
+    """Pages of the index that it touched; processes of one machine share them."""
 
 
 class Machine(Record):
-    """Where it ran."""
+    """Where it ran, and whether it was left alone meanwhile."""
 
     processor: str
     threads: int
     load: float
     """Mean number of running processes of the last minute, when the run ended."""
     gigabytes_per_s: float
+    """Memory read by all threads: the best of the run, as is the next."""
     gigaflops: float
+    steadiness: float
+    """The median round's bandwidth or arithmetic over the best round's, whichever is lower."""
+    elsewhere: float
+    """Share of the machine's processor time that other processes took."""
     measured: dt.datetime
 
 
@@ -80,93 +89,12 @@ class Benchmark(Record):
     """Method → time of searching the older half of the rows over that of searching all, both with shared cutoffs."""
     machine: Machine
     pool: tuple[PoolResult, ...] = ()
-
-
-class Child:
-    """A method in its own process."""
-
-    def __init__(self, folder: Path, method: str, k: int) -> None:
-        self.method = method
-        command = [sys.executable, "-m", "scripts.bench_methods", str(folder), method, str(k)]
-        quiet = {**os.environ, "LANCE_LOG": "error"}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=quiet)
-        if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError(f"{method} has no pipes")
-        self._input, self._output = self._process.stdin, self._process.stdout
-        if self._output.readline() != "ready\n":
-            raise RuntimeError(f"{method} did not start; what it said stands above")
-
-    def run(self) -> str:
-        """One more measurement, as JSON."""
-        self._input.write("go\n")
-        self._input.flush()
-        return self._output.readline()
-
-    def close(self) -> None:
-        """Ends the process: it leaves when its input does."""
-        self._input.close()
-        self._process.wait()
-
-
-def make_data(folder: Path, rows: int, dim: int, seed: int) -> None:
-    """Random unit vectors and their half-precision copy."""
-    random = np.random.default_rng(seed)
-    vectors = np.empty((rows, dim), np.float32)
-    for start in range(0, rows, _CHUNK):
-        vectors[start : start + _CHUNK] = _unit(random, min(_CHUNK, rows - start), dim)
-    np.save(folder / VECTORS, vectors)
-    np.save(folder / HALF, half_copy(vectors))
-
-
-def make_queries(folder: Path, rows: int, dim: int, queries: int, cutoffs: Cutoffs, seed: int) -> list[int]:
-    """Random unit queries, and the row before which each cutoff ends: returned."""
-    random = np.random.default_rng(seed + 1)
-    np.save(folder / QUERIES, _unit(random, queries, dim))
-    if cutoffs == "random":
-        highs = random.integers(1, rows + 1, queries)
-    elif cutoffs == "days8":
-        highs = random.choice(random.integers(1, rows + 1, 8), queries)
-    else:
-        highs = np.full(queries, rows if cutoffs == "shared" else rows // 2)
-    np.save(folder / HIGHS, highs)
-    return [int(high) for high in highs]
-
-
-def true_rows(folder: Path, highs: list[int], k: int) -> list[list[int]]:
-    """The best rows of every query, every score in float64."""
-    vectors, queries = np.load(folder / VECTORS, mmap_mode="r"), np.load(folder / QUERIES).astype(np.float64)
-    best: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0), np.empty(0, np.int64)) for _ in highs]
-    for start in range(0, max(highs), _CHUNK):
-        scores = vectors[start : start + _CHUNK].astype(np.float64) @ queries.T
-        for i, high in enumerate(highs):
-            visible = scores[: max(0, high - start), i]
-            rows = np.arange(start, start + len(visible))
-            joined, places = np.concatenate([best[i][0], visible]), np.concatenate([best[i][1], rows])
-            order = np.lexsort((places, -joined))[:k] if len(joined) <= 4 * k else _top(joined, k)
-            best[i] = joined[order], places[order]
-    return [rows.tolist() for _, rows in best]
-
-
-def measure(folder: Path, methods: list[str], rounds: int, k: int) -> tuple[list[Floor], dict[str, list[Run]]]:
-    """What the machine could do in every round, and method → its run in every round."""
-    children = [Child(folder, method, k) for method in methods]
-    roofline = Child(folder, ROOFLINE, k)
-    floors: list[Floor] = []
-    runs: dict[str, list[Run]] = {method: [] for method in methods}
-    try:
-        for _ in range(rounds):
-            floors.append(Floor.model_validate_json(roofline.run()))
-            for child in children:
-                runs[child.method].append(Run.model_validate_json(child.run()))
-    finally:
-        for child in (roofline, *children):
-            child.close()
-    return floors, runs
+    doubts: tuple[str, ...] = ()
+    """Why a figure should be measured again; none on a quiet machine."""
 
 
 def results(
-    floors: list[Floor],
-    runs: dict[str, list[Run]],
+    measured: Measured,
     truth: list[list[int]],
     highs: list[int],
     shape: tuple[int, int],
@@ -175,12 +103,12 @@ def results(
 ) -> list[MethodResult]:
     """One per method."""
     rows, dim = shape
-    least = np.array([floor.least_ms(highs, dim) for floor in floors])
-    baseline = np.array([run.ms for run in runs.get(BASELINE, [])])
+    least = best_of(measured.floors).least_ms(highs, dim)
+    baseline = np.array([run.ms for run in measured.runs.get(BASELINE, [])])
     made = []
-    for method, measured in runs.items():
-        times = np.array([run.ms for run in measured])
-        pairs = list(zip(measured[-1].found, truth, highs, strict=True))
+    for method, runs in measured.runs.items():
+        times = np.array([run.ms for run in runs])
+        pairs = list(zip(runs[-1].found, truth, highs, strict=True))
         made.append(
             MethodResult(
                 method=method,
@@ -190,14 +118,51 @@ def results(
                 cutoffs=cutoffs,
                 k=k,
                 median_ms=float(np.median(times)),
-                cpu_ms=float(np.median([run.cpu_ms for run in measured])),
+                cpu_ms=float(np.median([run.cpu_ms for run in runs])),
                 speedup_vs_faiss_selector=float(np.median(baseline / times)) if len(baseline) else None,
                 roofline=float(np.median(least / times)),
                 recall=sum(len(set(f) & set(t)) for f, t, _ in pairs) / sum(len(t) for t in truth),
                 late=sum(row >= high for f, _, high in pairs for row in f),
+                own_mib=runs[-1].own_mib,
+                mapped_mib=runs[-1].mapped_mib,
             )
         )
     return made
+
+
+def machine_of(measured: Measured) -> Machine:
+    """This machine during a measurement."""
+    best = best_of(measured.floors)
+    return Machine(
+        processor=platform.processor() or platform.machine(),
+        threads=granted_cores(),
+        load=os.getloadavg()[0],
+        gigabytes_per_s=best.bytes_per_s / 1e9,
+        gigaflops=best.flops_per_s / 1e9,
+        steadiness=steadiness(measured.floors),
+        elsewhere=measured.elsewhere,
+        measured=dt.datetime.now(dt.UTC),
+    )
+
+
+def doubts(made: Sequence[MethodResult], machine: Machine, cache: int) -> list[str]:
+    """What speaks against the figures. `cache`: bytes of the processor's largest cache."""
+    found = []
+    if machine.steadiness < STEADY or machine.elsewhere > 1 - STEADY:
+        found.append(
+            f"the machine was disturbed: the usual round ran at {machine.steadiness:.2f} of the best, and other processes took "
+            f"{machine.elsewhere:.2f} of its processor time; shares of the roofline are too low"
+        )
+    found += [
+        f"{r.method} took {r.roofline:.2f} of the roofline, and no float32 scan can: the machine's speed was measured too low"
+        for r in made
+        if r.roofline > 1 and r.method not in _HALF_PRECISION
+    ]
+    if made and 4 * made[0].rows * made[0].dim < 8 * cache:
+        found.append(
+            f"{made[0].rows:,} rows may be served by the processor's cache of {cache >> 20} MiB; take more for a share of the roofline"
+        )
+    return found
 
 
 def main(
@@ -225,51 +190,47 @@ def main(
     chosen = method or [m for m in METHODS if (rows <= SMALL_ROWS or m not in _SMALL) and _is_installed(m)]
     with tempfile.TemporaryDirectory(prefix="bench-", dir=data) as name:
         folder = Path(name)
-        make_data(folder, rows, dim, seed)
+        make_rows(folder, rows, dim, seed)
         highs = make_queries(folder, rows, dim, queries, cutoffs, seed)
-        floors, runs = measure(folder, chosen, rounds, k)
-        made = results(floors, runs, true_rows(folder, highs, k), highs, (rows, dim), cutoffs, k)
-        halves = _half_over_all(folder, [m for m in chosen if m.startswith("exact")], rounds, k, seed)
-    machine = Machine(
-        processor=platform.processor() or platform.machine(),
-        threads=granted_cores(),
-        load=os.getloadavg()[0],
-        gigabytes_per_s=float(np.median([f.bytes_per_s for f in floors])) / 1e9,
-        gigaflops=float(np.median([f.flops_per_s for f in floors])) / 1e9,
-        measured=dt.datetime.now(dt.UTC),
-    )
+        truth = true_rows(folder, highs, k)
+        measured = measure({m: (folder, m) for m in chosen}, rounds, k)
+        made = results(measured, truth, highs, (rows, dim), cutoffs, k)
+        halves = half_over_all(folder, [m for m in chosen if m.startswith("exact")], rounds, k, seed)
+    machine = machine_of(measured)
     concurrent = (
         pool_results(rows, dim, cutoffs=cutoffs, k=k, rounds=rounds, seconds=pool_seconds, seed=seed, data=data)
         if pool
         else []
     )
-    benchmark = Benchmark(results=tuple(made), half_over_all=halves, machine=machine, pool=tuple(concurrent))
+    benchmark = Benchmark(
+        results=tuple(made),
+        half_over_all=halves,
+        machine=machine,
+        pool=tuple(concurrent),
+        doubts=tuple(doubts(made, machine, cache_bytes())),
+    )
     _show(benchmark)
     if json_ is not None:
         json_.write_text(benchmark.model_dump_json(indent=1) + "\n")
 
 
-def _half_over_all(folder: Path, methods: list[str], rounds: int, k: int, seed: int) -> dict[str, float]:
-    """For each method, one child that sees half of the rows and one that sees all, interleaved."""
+def half_over_all(folder: Path, methods: list[str], rounds: int, k: int, seed: int) -> dict[str, float]:
+    """For each method, one process that sees half of the rows and one that sees all, interleaved."""
+    if not methods:
+        return {}
     rows, dim = np.load(folder / VECTORS, mmap_mode="r").shape
     count = len(np.load(folder / QUERIES))
-    folders: dict[Cutoffs, Path] = {}
-    for cutoffs in ("half", "shared"):
-        folders[cutoffs] = folder / cutoffs
-        folders[cutoffs].mkdir()
-        for file in (VECTORS, HALF):
-            (folders[cutoffs] / file).hardlink_to(folder / file)
-        make_queries(folders[cutoffs], rows, dim, count, cutoffs, seed)
-    ratios = {}
-    for method in methods:
-        half, whole = (Child(folders[cutoffs], method, k) for cutoffs in ("half", "shared"))
-        try:
-            pairs = [[Run.model_validate_json(child.run()).ms for child in (half, whole)] for _ in range(rounds)]
-        finally:
-            half.close()
-            whole.close()
-        ratios[method] = float(np.median([a / b for a, b in pairs]))
-    return ratios
+    ranges: tuple[Cutoffs, Cutoffs] = ("half", "shared")
+    children: dict[str, tuple[Path, str]] = {}
+    for cutoffs in ranges:
+        beside = same_rows(folder, cutoffs)
+        make_queries(beside, rows, dim, count, cutoffs, seed)
+        children |= {f"{method} {cutoffs}": (beside, method) for method in methods}
+    runs = measure(children, rounds, k).runs
+    return {
+        m: float(np.median([a.ms / b.ms for a, b in zip(runs[f"{m} half"], runs[f"{m} shared"], strict=True)]))
+        for m in methods
+    }
 
 
 def _show(benchmark: Benchmark) -> None:
@@ -299,22 +260,13 @@ def _show(benchmark: Benchmark) -> None:
         )
     if benchmark.pool:
         console.print(pool_table(benchmark.pool))
+    for doubt in benchmark.doubts:
+        console.print(f"doubt: {doubt}", style="yellow", markup=False)
 
 
 def _is_installed(method: str) -> bool:
     """The last two come with the `bench` extra."""
     return method not in ("lancedb", "usearch") or importlib.util.find_spec(method) is not None
-
-
-def _unit(random: np.random.Generator, rows: int, dim: int) -> Vectors:
-    drawn = random.standard_normal((rows, dim), dtype=np.float32)
-    unit: Vectors = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-    return unit
-
-
-def _top(scores: np.ndarray, k: int) -> np.ndarray:
-    top = np.argpartition(-scores, k)[:k]
-    return top[np.argsort(-scores[top], kind="stable")]
 
 
 if __name__ == "__main__":

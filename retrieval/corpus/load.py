@@ -1,10 +1,15 @@
 """Articles from a file: our own records, or foreign rows through a field mapping.
 
 Every row becomes one article or one quarantined row with a reason; the first of several rows with one id or url is kept.
+A row may say when it was crawled: nothing can have been published after that, and where a usable publication time is
+missing, it is the article's own time.
 """
 
+import datetime as dt
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cluster.config import ArticlesSettings
 from retrieval.article import Article
@@ -19,7 +24,7 @@ def load_articles(settings: ArticlesSettings, quarantine_dir: Path | None = None
     """The articles of the configured file; bad rows go to `quarantine_dir/articles.jsonl`.
 
     Reasons: not-json, not-utf8, not-an-object, missing-field, unknown-field, invalid-field, no-date, unparsable-time,
-    empty, duplicate-id, duplicate-url. Raises DataError if the file cannot be read.
+    year-out-of-range, dated-after-crawl, empty, duplicate-id, duplicate-url. Raises DataError if the file cannot be read.
     """
     times = TimeReader(settings.time_zone)
     rows_by_id: dict[str, int] = {}
@@ -33,15 +38,10 @@ def load_articles(settings: ArticlesSettings, quarantine_dir: Path | None = None
             values[field] = text_value(values, field)
         if foreign:
             values["text"] = _CUT_MARKER.sub("", values["text"])
-        values.setdefault("date_source", "published")
         if not values["title"].strip() and not values["text"].strip():
             raise BadRow("empty", "neither title nor text")
-        if values.get("published") in (None, ""):
-            raise BadRow("no-date", "no publication time: an article without a day cannot be shown to anyone")
-        try:
-            values["published"] = times.read(values["published"])
-        except ValueError as error:
-            raise BadRow("unparsable-time", f"published: {error}") from error
+        values |= _dated(values.get("published"), values.pop("crawled", None), times, settings)
+        values.setdefault("date_source", "published")
         if (earlier := rows_by_id.get(values["id"])) is not None:
             raise BadRow("duplicate-id", f"id {values['id']} stands in row {earlier} already")
         if values["url"] and (earlier := rows_by_url.get(values["url"])) is not None:
@@ -53,3 +53,34 @@ def load_articles(settings: ArticlesSettings, quarantine_dir: Path | None = None
 
     records, counts = load_rows(settings.path, settings.format, build, quarantine_dir, "articles")
     return Loaded[Article](records=records, quarantined=counts, naive_times=times.naive_times)
+
+
+def _dated(published: Any, crawled: Any, times: TimeReader, settings: ArticlesSettings) -> Values:
+    """The article's time, and its source where that is the crawl. Raises BadRow.
+
+    A publication time of an impossible year is discarded, and the crawl's time is taken for one that is missing
+    (Forecast-Dojo A.1).
+    """
+    fetched = None if crawled in (None, "") else _read(times.read_latest, "crawled", crawled)
+    if published in (None, ""):
+        fault = BadRow("no-date", "no publication time: an article without a day cannot be shown to anyone")
+    else:
+        instant = _read(times.read, "published", published)
+        if settings.first_year <= instant.year <= settings.last_year:
+            if fetched is not None and instant > fetched:
+                raise BadRow("dated-after-crawl", f"published {instant}, but crawled {fetched}")
+            return {"published": instant}
+        years = f"{settings.first_year} to {settings.last_year}"
+        fault = BadRow("year-out-of-range", f"published {instant}, outside the years {years}")
+    if fetched is None:
+        raise fault
+    if not settings.first_year <= fetched.year <= settings.last_year:
+        raise BadRow("year-out-of-range", f"{fault.detail}; crawled {fetched}")
+    return {"published": fetched, "date_source": "crawled"}
+
+
+def _read(read: Callable[[Any], dt.datetime], field: str, value: Any) -> dt.datetime:
+    try:
+        return read(value)
+    except ValueError as error:
+        raise BadRow("unparsable-time", f"{field}: {error}") from error

@@ -21,6 +21,8 @@ _EARLIEST_UNIX_SECONDS = 1e8
 """March 1973: a smaller number is more likely a year or a count than an instant."""
 _EARLIEST_UNIX_MILLISECONDS = 1e11
 
+_DAY = dt.timedelta(days=1)
+
 
 class TimeReader:
     """Reads times with one zone for those without an offset, and counts those. Raises SettingsError for an unknown zone."""
@@ -37,17 +39,26 @@ class TimeReader:
     def read(self, value: Any) -> dt.datetime:
         """A UTC instant from an ISO 8601 variant, a date (its midnight), or Unix seconds or milliseconds.
 
-        Raises ValueError for everything else, a bare year included.
+        A leap second, 23:59:60 UTC, is the last microsecond of the day that it ends. Raises ValueError for everything else, a bare
+        year included.
         """
+        return self._read(value, dt.timedelta())
+
+    def read_latest(self, value: Any) -> dt.datetime:
+        """As `read`, but what names only a day is the end of that day: the last instant that the value can mean."""
+        return self._read(value, _DAY - dt.timedelta(microseconds=1) if _names_a_day(value) else dt.timedelta())
+
+    def _read(self, value: Any, later: dt.timedelta) -> dt.datetime:
         try:
             instant = self._instant(value)
-            if instant.tzinfo is None:
-                aware = instant.replace(tzinfo=self._zone).astimezone(dt.UTC)
-                self.naive_times += 1
-                return aware
-            return instant.astimezone(dt.UTC)
+            naive = instant.tzinfo is None
+            utc = (instant.replace(tzinfo=self._zone) if naive else instant).astimezone(dt.UTC) + later
+            if _has_second_60(value) and (utc.hour, utc.minute) != (23, 59):
+                raise ValueError("only the last minute of a UTC day can have a second 60")
         except (ValueError, OverflowError, OSError) as error:
             raise ValueError(f"{value!r} is not a time that can be read ({error})") from error
+        self.naive_times += naive
+        return utc
 
     def _instant(self, value: Any) -> dt.datetime:
         if isinstance(value, dt.datetime):
@@ -76,13 +87,22 @@ def _from_iso(text: str) -> dt.datetime:
         zone = dt.timezone(-offset if part["sign"] == "-" else offset)
     elif part["zone"]:
         zone = dt.UTC
+    second, microsecond = int(part["second"] or 0), int((part["fraction"] or "0")[:6].ljust(6, "0"))
+    if second == 60:
+        second, microsecond = 59, 999_999
     return dt.datetime(
-        year,
-        month,
-        day,
-        int(part["hour"] or 0),
-        int(part["minute"] or 0),
-        int(part["second"] or 0),
-        int((part["fraction"] or "0")[:6].ljust(6, "0")),
-        tzinfo=zone,
+        year, month, day, int(part["hour"] or 0), int(part["minute"] or 0), second, microsecond, tzinfo=zone
     )
+
+
+def _names_a_day(value: Any) -> bool:
+    """Whether no time of day is stated."""
+    if isinstance(value, str):
+        match = _ISO.fullmatch(value.strip())
+        return match is not None and match["hour"] is None
+    return isinstance(value, dt.date) and not isinstance(value, dt.datetime)
+
+
+def _has_second_60(value: Any) -> bool:
+    match = _ISO.fullmatch(value.strip()) if isinstance(value, str) else None
+    return match is not None and match["second"] == "60"

@@ -143,7 +143,11 @@ def write_settings(out: Path, world: World) -> Path:
             "train": world.train.model_dump(),
             "eval": world.eval.model_dump(),
         },
-        "articles": {"path": str(out / "articles.jsonl")},
+        "articles": {
+            "path": str(out / "articles.jsonl"),
+            "first_year": world.train.start.year,
+            "last_year": world.eval.end.year,
+        },
         "index": {"directory": str(out / "index")},
     }
     file = out / "settings.yaml"

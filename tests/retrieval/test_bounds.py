@@ -68,7 +68,7 @@ def test_every_score_of_a_scan_lies_within_its_bound(data: st.DataObject, dimens
     for kernel in kernels:
         scores, bound = scores_of(kernel, queries, 30)
         for i, query in enumerate(queries):
-            true = canonical_scores(vectors, np.arange(30), query)
+            true = canonical_scores(vectors, np.arange(30), query[None, :], np.zeros(30, np.int64))
             assert (np.abs(scores[i] - true) <= bound.absolute[i] + bound.relative * np.abs(scores[i])).all()
 
 
@@ -122,4 +122,4 @@ def test_a_row_below_the_threshold_cannot_reach_the_kth_row(
     if score < threshold:
         assert highest_of_row < lowest_of_kth + slack
     assert threshold <= kth
-    assert bound.reaches(0, np.array([score], np.float32), highest_of_row - slack).all()
+    assert bound.reaches(np.array([0]), np.array([score], np.float32), np.array([highest_of_row - slack])).all()

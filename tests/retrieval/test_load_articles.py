@@ -47,6 +47,81 @@ def test_foreign_rows_become_articles_or_named_reasons(tmp_path: Path) -> None:
     assert len((tmp_path / "q" / "articles.jsonl").read_text().splitlines()) == 7
 
 
+CRAWL_MAPPING = MAPPING | {"crawled": "fetched"}
+
+
+def days_and_reasons(tmp_path: Path, rows: list[dict[str, Any]]) -> tuple[list[tuple[str, str]], dict[str, int]]:
+    """(UTC day, date source) of every article, and the reasons of the others."""
+    numbered = [GOOD | {"url": f"https://n.example/{i}"} | row for i, row in enumerate(rows)]
+    path = write(tmp_path / "a.jsonl", numbered)
+    loaded = load_articles(ArticlesSettings(path=path, format="jsonl", fields=CRAWL_MAPPING))
+    return [(str(a.day), a.date_source) for a in loaded.records], loaded.quarantined
+
+
+@pytest.mark.parametrize(
+    ("published", "day"),
+    [
+        ("2024-07-01T23:59:59Z", "2024-07-01"),
+        ("2024-07-01T23:59:59.999999Z", "2024-07-01"),
+        ("2024-07-02T00:00:00Z", "2024-07-02"),
+        ("2024-07-01T23:30:00-00:45", "2024-07-02"),
+        ("2024-07-02T01:30:00+02:00", "2024-07-01"),
+        ("2024-07-01T10:00:01-14:00", "2024-07-02"),
+        ("2024-07-02T13:59:59+14:00", "2024-07-01"),
+        ("2016-12-31T23:59:60Z", "2016-12-31"),
+        ("2017-01-01T08:59:60+09:00", "2016-12-31"),
+        ("2024-07-01 23:59:59", "2024-07-01"),
+        ("2024-07-01", "2024-07-01"),
+        ("2010-01-01T00:00:00Z", "2010-01-01"),
+        ("2009-12-31T23:30:00-01:00", "2010-01-01"),
+        ("2030-12-31T23:59:60Z", "2030-12-31"),
+    ],
+)
+def test_an_article_belongs_to_the_utc_day_of_its_instant(tmp_path: Path, published: str, day: str) -> None:
+    assert days_and_reasons(tmp_path, [{"publishedAt": published}]) == ([(day, "published")], {})
+
+
+@pytest.mark.parametrize(
+    "published", ["2009-12-31T23:59:60Z", "2010-01-01T00:30:00+01:00", "2030-12-31T23:30:00-01:00", 1.3e8]
+)
+def test_a_publication_in_an_impossible_year_is_none(tmp_path: Path, published: object) -> None:
+    crawled = {"fetched": "2024-07-03T04:00:00+05:00"}
+    rows = [{"publishedAt": published}, {"publishedAt": published} | crawled, {"publishedAt": None} | crawled]
+    by_crawl = ("2024-07-02", "crawled")
+    assert days_and_reasons(tmp_path, rows) == ([by_crawl, by_crawl], {"year-out-of-range": 1})
+    assert days_and_reasons(tmp_path, [{"publishedAt": published, "fetched": "2035-01-01"}]) == (
+        [],
+        {"year-out-of-range": 1},
+    )
+
+
+def test_an_article_that_is_dated_after_its_crawl_is_quarantined(tmp_path: Path) -> None:
+    rows = [
+        {"publishedAt": "2024-07-01T12:00:00Z", "fetched": "2024-07-01T11:59:59Z"},
+        {"publishedAt": "2024-07-01T12:00:00Z", "fetched": "2024-07-01T13:30:00+02:00"},
+        {"publishedAt": "2024-07-02T00:00:00Z", "fetched": "2024-07-01"},
+        {"publishedAt": "2024-07-01T12:00:00Z", "fetched": "2024-07-01T12:00:00Z"},
+        {"publishedAt": "2024-07-01T12:00:00Z", "fetched": "2024-07-01"},
+        {"publishedAt": "2024-07-01T12:00:00Z", "fetched": "soon"},
+    ]
+    day = ("2024-07-01", "published")
+    assert days_and_reasons(tmp_path, rows) == ([day, day], {"dated-after-crawl": 3, "unparsable-time": 1})
+
+
+def test_the_years_of_publication_are_a_setting(tmp_path: Path) -> None:
+    row = {
+        "id": "a",
+        "url": "u",
+        "title": "t",
+        "text": "x",
+        "published": "2042-01-01T00:00:00Z",
+        "crawled": "2042-01-02",
+    }
+    settings = ArticlesSettings(path=write(tmp_path / "a.jsonl", [row]))
+    assert load_articles(settings).quarantined == {"year-out-of-range": 1}
+    assert len(load_articles(settings.model_copy(update={"last_year": 2042})).records) == 1
+
+
 def test_two_ids_with_one_url_are_one_article(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [GOOD | {"id": "a"}, GOOD | {"id": "b"}, GOOD | {"id": "a", "url": "other"}])
     settings = ArticlesSettings(path=path, format="jsonl", fields=MAPPING | {"id": "id"})

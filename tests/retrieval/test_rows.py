@@ -131,6 +131,28 @@ def test_a_value_that_is_no_instant_is_refused(raw: object) -> None:
         TimeReader("UTC").read(raw)
 
 
+@pytest.mark.parametrize("raw", ["2016-12-31T23:59:60Z", "2016-12-31T18:59:60.5-05:00", "2017-01-01T05:29:60+0530"])
+def test_a_leap_second_belongs_to_the_day_that_it_ends(raw: str) -> None:
+    assert TimeReader("UTC").read(raw).isoformat() == "2016-12-31T23:59:59.999999+00:00"
+
+
+@pytest.mark.parametrize(
+    "raw", ["2016-12-31T23:58:60Z", "2016-12-31T12:00:60Z", "2016-12-31T23:59:60+01:00", "2016-12-31T23:59:61Z"]
+)
+def test_a_second_60_within_a_day_is_refused(raw: str) -> None:
+    with pytest.raises(ValueError, match="is not a time"):
+        TimeReader("UTC").read(raw)
+
+
+def test_the_latest_that_a_day_can_mean_is_its_end_in_its_zone() -> None:
+    times = TimeReader("America/New_York")
+    assert times.read_latest("2024-01-01").isoformat() == "2024-01-02T04:59:59.999999+00:00"
+    assert times.read_latest(dt.date(2024, 1, 1)) == times.read_latest("20240101")
+    assert times.read_latest("2024-01-01T00:00Z").isoformat() == "2024-01-01T00:00:00+00:00"
+    with pytest.raises(ValueError, match="is not a time"):
+        times.read_latest("9999-12-31")
+
+
 def test_an_unknown_zone_is_a_settings_error() -> None:
     with pytest.raises(SettingsError, match="Mars"):
         TimeReader("Mars/Olympus")

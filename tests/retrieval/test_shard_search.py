@@ -273,6 +273,7 @@ def test_vectors_that_do_not_fit_the_day_table_make_no_shard(vectors: Vectors) -
 
 @pytest.mark.parametrize("dimension", [1, 2, 384, 4096])
 def test_a_score_is_the_same_whatever_is_scored_with_it(dimension: int) -> None:
-    vectors, query = unit(3, 600, dimension), unit(4, 1, dimension)[0]
-    alone = [canonical_scores(vectors, np.array([i]), query)[0] for i in range(600)]
-    assert canonical_scores(vectors, np.arange(600), query).tolist() == alone
+    vectors, queries = unit(3, 600, dimension), unit(4, 3, dimension)
+    rows, asked = np.arange(600), np.arange(600) % 3
+    alone = [canonical_scores(vectors, rows[i : i + 1], queries[asked[i]][None, :], asked[:1])[0] for i in range(600)]
+    assert canonical_scores(vectors, rows, queries, asked).tolist() == alone
