@@ -19,6 +19,13 @@ from scripts.terminal import console
 
 ROWS_PICTURE, SHARDS_PICTURE, MEMORY_PICTURE = "scaling-rows.svg", "scaling-shards.svg", "scaling-memory.svg"
 
+PICTURES = {
+    ROWS_PICTURE: "Time against rows",
+    SHARDS_PICTURE: "Time against shards",
+    MEMORY_PICTURE: "Memory against rows",
+}
+"""File beside the page → what it shows."""
+
 _KINDS: tuple[Kind, ...] = ("exact", "exact-bf16")
 
 _BATCH = 64
@@ -165,10 +172,12 @@ def main(
         console.print(content, markup=False, highlight=False, soft_wrap=True)
     if write is None:
         return
-    write.write_text(filled(write.read_text(), parts))
     if scaling is not None:
-        for name, picture in pictures(Scaling.model_validate_json(scaling.read_text())).items():
+        drawn = pictures(Scaling.model_validate_json(scaling.read_text()))
+        for name, picture in drawn.items():
             (write.parent / name).write_text(picture)
+        parts["pictures"] = "\n\n".join(f"![{title}]({name})" for name, title in PICTURES.items())
+    write.write_text(filled(write.read_text(), parts))
 
 
 def _points(scaling: Scaling, method: str, queries: int) -> tuple[tuple[float, float], ...]:
