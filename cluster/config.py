@@ -171,7 +171,7 @@ class IndexSettings(Section):
     """`exact-bf16` gives the same answers as `exact` at half the memory traffic, for half as much disk again; `approximate` misses rows."""
     approximate: ApproximateSettings = ApproximateSettings()
     encoder: str = "minilm"
-    """A prepared encoder's name, a sentence-transformers folder, or `hashing` (lexical, needs no model)."""
+    """A prepared encoder's name, a sentence-transformers folder, or `hashing` (lexical, needs no model); `encoder` says how it is run."""
     batch_size: PositiveInt = 64
     text_characters: PositiveInt = 1000
     """How much of title, summary and text together is encoded; the encoder may read less."""
@@ -301,16 +301,12 @@ class PriceSettings(Section):
     output: NonNegativeFloat
 
 
-class EndpointSettings(Section):
-    """An OpenAI-compatible server (`model.kind: endpoint`). API keys stand in the environment, here only the variables' names.
-
-    Limits hold for the whole run, whatever the number of its workers.
-    """
+class ServerSettings(Section):
+    """An OpenAI-compatible server: where it is and how it may be asked. API keys stand in the environment, here only the names of
+    their variables."""
 
     base_url: str = ""
-    """Up to and without `/chat/completions`: `https://api.example.com/v1`."""
-    model: str = ""
-    """The model's name at that server."""
+    """Up to and without `/chat/completions` or `/embeddings`: `https://api.example.com/v1`."""
     key_env: tuple[str, ...] = ()
     """Environment variables that hold API keys, each one key or several with commas between; empty: none is asked for."""
     parallel: PositiveInt = 32
@@ -318,28 +314,7 @@ class EndpointSettings(Section):
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
     """Input and output together; a request counts with an estimate until its true size is known."""
-    price: PriceSettings | None = None
-    """None: not known, and no cost is counted."""
-    tools: Literal["choice-none", "omitted"] = "choice-none"
-    """How tools are withdrawn: still listed with `tool_choice: none`, or left out of the request."""
-    stream: bool = True
-    """Whether answers are streamed, so that a silent server is noticed early."""
-    send_sampling: bool = True
-    """Whether temperature, top_p and top_k are sent; some reasoning models refuse them."""
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    context_tokens: PositiveInt | None = None
-    """The model's context, by which tools are withdrawn and results are cut in time; None: only the server says when it is full."""
-    reasoning_field: Literal["", "reasoning_content", "reasoning"] = ""
-    """Field in which the model's reasoning in earlier turns of a step is sent back to it; empty: it is not."""
-    date_variable: str = ""
-    """A variable of the server's chat template that holds today's date (Llama 3: `date_string`): set to the forecast date."""
-    extra_body: dict[str, Any] = {}
-    """More fields of the request, such as `reasoning_effort`."""
     connect_timeout_s: PositiveFloat = 10.0
-    first_token_timeout_s: PositiveFloat = 240.0
-    """From sending to the first part of the answer; without streaming, to the whole answer."""
-    chunk_timeout_s: PositiveFloat = 60.0
-    """Between two parts of a streamed answer."""
     call_timeout_s: PositiveFloat = 900.0
     """From sending to the end of the answer."""
     key_cooldown_s: PositiveFloat = 60.0
@@ -361,22 +336,50 @@ class EndpointSettings(Section):
             raise ValueError(
                 "must hold no user, password or query; a key belongs into the environment, see endpoint.key_env"
             )
-        if parts.path.rstrip("/").endswith("/completions"):
-            raise ValueError("must end before /chat/completions")
+        if parts.path.rstrip("/").endswith(("/completions", "/embeddings")):
+            raise ValueError("must end before /chat/completions or /embeddings")
         return value.rstrip("/")
-
-    @field_validator("model")
-    @classmethod
-    def _browses_not(cls, value: str) -> str:
-        if fault := slug_fault(value):
-            raise ValueError(fault)
-        return value
 
     @field_validator("key_env")
     @classmethod
     def _names_of_variables(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name) for name in value):
             raise ValueError("must be names of environment variables, never keys: settings are saved with the run")
+        return value
+
+
+class EndpointSettings(ServerSettings):
+    """The server that answers where `model.kind` is `endpoint`. Limits hold for the whole run, whatever the number of its workers."""
+
+    model: str = ""
+    """The model's name at that server."""
+    price: PriceSettings | None = None
+    """None: not known, and no cost is counted."""
+    tools: Literal["choice-none", "omitted"] = "choice-none"
+    """How tools are withdrawn: still listed with `tool_choice: none`, or left out of the request."""
+    stream: bool = True
+    """Whether answers are streamed, so that a silent server is noticed early."""
+    send_sampling: bool = True
+    """Whether temperature, top_p and top_k are sent; some reasoning models refuse them."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    context_tokens: PositiveInt | None = None
+    """The model's context, by which tools are withdrawn and results are cut in time; None: only the server says when it is full."""
+    reasoning_field: Literal["", "reasoning_content", "reasoning"] = ""
+    """Field in which the model's reasoning in earlier turns of a step is sent back to it; empty: it is not."""
+    date_variable: str = ""
+    """A variable of the server's chat template that holds today's date (Llama 3: `date_string`): set to the forecast date."""
+    extra_body: dict[str, Any] = {}
+    """More fields of the request, such as `reasoning_effort`."""
+    first_token_timeout_s: PositiveFloat = 240.0
+    """From sending to the first part of the answer; without streaming, to the whole answer."""
+    chunk_timeout_s: PositiveFloat = 60.0
+    """Between two parts of a streamed answer."""
+
+    @field_validator("model")
+    @classmethod
+    def _browses_not(cls, value: str) -> str:
+        if fault := slug_fault(value):
+            raise ValueError(fault)
         return value
 
     @field_validator("extra_body")
@@ -413,6 +416,88 @@ _BODY_OF_OURS = frozenset(
 _SECRET_FIELDS = frozenset(
     {"api_key", "apikey", "api-key", "key", "authorization", "access_token", "secret", "password"}
 )
+
+
+class PoolingSettings(Section):
+    """vLLM's pooling runner as an encoder. `options` go to vLLM's `LLM` unchanged, save what a setting decides."""
+
+    dtype: str = "auto"
+    """`auto`: that of the weights."""
+    max_model_len: PositiveInt | None = None
+    """Tokens of a text that are read; None: what the model's folder says."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs of one encoder that share every layer."""
+    threads: PositiveInt | None = None
+    """On CPU only: arithmetic threads; None takes one for each of `encoder.cpus`."""
+    kv_cache_gib: PositiveInt = 1
+    """On CPU only."""
+    environment: dict[str, str] = {}
+    options: dict[str, Any] = {}
+
+    @field_validator("options")
+    @classmethod
+    def _one_word_for_each(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = {
+            "model": "index.encoder",
+            "runner": "encoder.kind",
+            "tensor_parallel_size": "encoder.vllm.tensor_parallel",
+        }
+        for option in value:
+            ours = taken.get(option, f"encoder.vllm.{option}" if option in cls.model_fields else "")
+            if ours:
+                raise ValueError(f"options.{option} is decided by {ours}; set that instead")
+        return value
+
+
+class EncoderSettings(Section):
+    """How the encoder that `index.encoder` names is run."""
+
+    kind: Literal["local", "vllm", "remote"] = "local"
+    """`local`: sentence-transformers; `vllm`: the same folder in vLLM's pooling runner; `remote`: `server` encodes, and
+    `index.encoder` is the model's name there."""
+    dimension: PositiveInt | None = None
+    """Length of a vector, needed for `remote`; a model that gives another is refused. None: the model's."""
+    instruction: str = ""
+    """What queries are encoded with, and articles never; part of the index's identity. Empty: queries are encoded as they are."""
+    query_template: str = "Instruct: {instruction}\nQuery:{query}"
+    """How instruction and query become one text; by default as Qwen3-Embedding was trained."""
+    cached_queries: int = Field(4096, ge=0)
+    """Query vectors that are remembered; the one used longest ago is forgotten first."""
+    actors: int = Field(0, ge=0)
+    """Encoders of a build, each in an actor of a Ray Data job; 0: the building process encodes itself. `vllm` takes at least one."""
+    cpus: float = Field(1.0, ge=0)
+    """Cores of one such actor."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs of one encoder, in a build and in a run; 0: it computes on the CPU."""
+    vllm: PoolingSettings = PoolingSettings()
+    server: ServerSettings = ServerSettings()
+
+    @property
+    def queries(self) -> str:
+        """The template of a query with the instruction in its place; `{query}` stands for the query."""
+        return self.query_template.replace("{instruction}", self.instruction) if self.instruction else "{query}"
+
+    @property
+    def build_actors(self) -> int:
+        """Encoders of a Ray Data job that builds an index; 0: no job."""
+        return max(1, self.actors) if self.kind == "vllm" else self.actors
+
+    @model_validator(mode="after")
+    def _fits(self) -> "EncoderSettings":
+        if self.query_template.count("{query}") != 1 or self.query_template.count("{instruction}") != 1:
+            raise ValueError("query_template must hold {instruction} and {query}, each once")
+        if "{query}" in self.instruction:
+            raise ValueError("instruction may not hold {query}: that is where the query goes")
+        if self.kind == "remote":
+            if not self.server.base_url or self.dimension is None:
+                raise ValueError("kind remote needs server.base_url and dimension")
+            if self.actors:
+                raise ValueError(
+                    "kind remote asks its server from one process, server.parallel requests at once; drop actors"
+                )
+        if self.vllm.tensor_parallel > 1 and self.gpus != self.vllm.tensor_parallel:
+            raise ValueError(f"vllm.tensor_parallel={self.vllm.tensor_parallel} needs as many gpus, not {self.gpus:g}")
+        return self
 
 
 class EngineSettings(Section):
@@ -620,6 +705,7 @@ class Settings(Section):
     events: EventsSettings = EventsSettings()
     articles: ArticlesSettings = ArticlesSettings()
     index: IndexSettings = IndexSettings()
+    encoder: EncoderSettings = EncoderSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     search: SearchSettings = SearchSettings()
     model: ModelSettings = ModelSettings()
@@ -695,7 +781,9 @@ def dump_settings(settings: Settings) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=False)
 
 
-_UNSHOWN = {("endpoint", name) for name in ("base_url", "key_env", "extra_body")}
+_UNSHOWN = {
+    (*where, name) for where in (("endpoint",), ("encoder", "server")) for name in ("base_url", "key_env", "extra_body")
+}
 """Settings into which a key may be put by mistake: a message must not repeat it."""
 
 
@@ -704,7 +792,8 @@ def _readable(error: ValidationError) -> list[str]:
     for e in error.errors():
         where = ".".join(str(p) for p in e["loc"]) or "together"
         # A whole section tells nothing, and may hold what must not be shown.
-        got = "" if isinstance(e["input"], Section | dict) or e["loc"][:2] in _UNSHOWN else f" (got {e['input']!r})"
+        hidden = e["loc"][:2] in _UNSHOWN or e["loc"][:3] in _UNSHOWN
+        got = "" if isinstance(e["input"], Section | dict) or hidden else f" (got {e['input']!r})"
         lines.append(f"  {where}: {e['msg']}{got}")
     return lines
 

@@ -22,7 +22,7 @@ from cluster.call import EngineCall, EngineFacts, EngineFigures, EngineOutput, i
 from cluster.checkpoint_shape import incomplete, lost_tensors, same_shape
 from cluster.clock import monotonic
 from cluster.config import EngineSettings, SamplingSettings
-from cluster.environment import process_environment
+from cluster.environment import process_environment, take_environment
 from cluster.failures import InfrastructureError
 from cluster.fingerprint import weights_hash
 from cluster.gate import Gate
@@ -304,9 +304,5 @@ def _check_weights(path: str, weights: str) -> None:
 
 
 def _take_environment(settings: EngineSettings) -> None:
-    """Before vLLM is imported and before its processes are started: both inherit."""
     devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if settings.gpus else []
-    wanted = process_environment(os.environ, settings, cores(), devices)
-    for name in os.environ.keys() - wanted.keys():
-        del os.environ[name]
-    os.environ.update(wanted)
+    take_environment(process_environment(os.environ, settings, cores(), devices))

@@ -5,6 +5,7 @@ vLLM settings are inherited by Ray's processes and would silently size, place or
 is to see besides is said by `engine.environment`, which is part of the run's settings.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 
 from cluster.config import EngineSettings
@@ -85,3 +86,10 @@ def process_environment(
 def foreign(name: str) -> bool:
     """Whether a variable is a launcher's word about threads, devices, ranks or vLLM."""
     return name in _FOREIGN_NAMES or name.startswith(_FOREIGN_PREFIXES)
+
+
+def take_environment(wanted: Mapping[str, str]) -> None:
+    """Makes it this process's whole environment: before vLLM is imported and before its processes are started, for both inherit."""
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)

@@ -1,39 +1,60 @@
-"""EncoderServer: a sentence encoder for queries, the body of the encoder actor."""
+"""EncoderServer: a sentence encoder for queries, the body of the encoder actor.
+
+A query that was asked lately, or is being encoded for somebody else, is not encoded again; within a run it keeps its vector, to the
+last bit, for as long as it is remembered.
+"""
 
 import asyncio
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
+from ray.util.metrics import Counter
+
+from cluster.config import EncoderSettings
 from retrieval.batching import QueueDrain
-from retrieval.encoder import Encoder, Vectors, open_encoder
+from retrieval.encoder import Encoder, Vectors, encode_queries, encoder_facts, open_encoder
+from retrieval.manifest import EncoderFacts
+from retrieval.query_cache import QueryCache
+
+_COUNTERS = {
+    "pastcast_queries_known_total": "Queries whose vector was remembered, or on its way for somebody else.",
+    "pastcast_queries_encoded_total": "Queries that were encoded.",
+}
 
 
 class EncoderServer:
     """Encodes what queued up together."""
 
-    def __init__(self, name: str, batch_size: int) -> None:
-        """`name` as in `open_encoder`, or an absolute path."""
-        self._name = name
-        self._batch_size = batch_size
+    def __init__(self, name: str, batch_size: int, settings: EncoderSettings) -> None:
+        """As `open_encoder`; `name` may be an absolute path. Loads nothing yet, so that a wrong one is an error of a call."""
+        self._name, self._batch_size, self._settings = name, batch_size, settings
+        self._cache = QueryCache(settings.cached_queries)
         self._drain: QueueDrain[str, Vectors] = QueueDrain(self._encode_together, batch_size)
+        self._counters = [Counter(name, description=text) for name, text in _COUNTERS.items()]
+        self._counted = [0, 0]
 
-    async def ready(self) -> tuple[str, str]:
-        """Load the encoder. Its name and fingerprint. Raises SettingsError if it is not on this node."""
-        encoder = await asyncio.to_thread(lambda: self._encoder)
-        return encoder.name, encoder.fingerprint
+    async def ready(self) -> EncoderFacts:
+        """Load the encoder. Raises SettingsError if it is not on this node, InfrastructureError if it cannot be started."""
+        return encoder_facts(await asyncio.to_thread(lambda: self._encoder))
 
-    async def encode(self, texts: Sequence[str], seconds: float) -> list[Vectors]:
-        """float32 [dimension] for each text. Raises TimeoutError after `seconds`."""
-        await self.ready()
+    async def encode(self, texts: Sequence[str], seconds: float) -> list[Vectors | BaseException]:
+        """float32 [dimension] for each query, or why it has none. Raises TimeoutError after `seconds`."""
+        facts = await self.ready()
         async with asyncio.timeout(seconds):
-            return list(await asyncio.gather(*(self._drain.submit(text) for text in texts)))
+            asked = (self._cache.vector(facts, text, partial(self._drain.submit, text)) for text in texts)
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+        self._count()
+        return list(answers)
 
     @cached_property
     def _encoder(self) -> Encoder:
-        return open_encoder(self._name, self._batch_size)
+        return open_encoder(self._name, self._batch_size, self._settings)
 
     def _encode_together(self, texts: Sequence[str]) -> list[Vectors]:
-        # equal queries arrive together when repetitions of one step run side by side
-        distinct = list(dict.fromkeys(texts))
-        vectors = dict(zip(distinct, self._encoder.encode(distinct), strict=True))
-        return [vectors[text] for text in texts]
+        return list(encode_queries(self._encoder, texts))
+
+    def _count(self) -> None:
+        for place, sum_ in enumerate((self._cache.hits, self._cache.misses)):
+            if more := sum_ - self._counted[place]:  # Ray's counters refuse to count nothing
+                self._counters[place].inc(more)
+                self._counted[place] = sum_

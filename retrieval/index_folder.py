@@ -3,12 +3,16 @@
 import contextlib
 import fcntl
 import hashlib
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cluster.failures import DataError
 from retrieval.manifest import MANIFEST_FILE, EncoderIdentity, IndexKind, Manifest, ShardManifest
 from retrieval.shard_files import sync
+
+ADDING = ".adding"
+"""Folder in which `pastcast index add` writes months before they take the places of others."""
 
 
 @contextlib.contextmanager
@@ -42,3 +46,24 @@ def publish(directory: Path, encoder: EncoderIdentity, kind: IndexKind, shards: 
     beside.rename(file)
     sync(directory)
     return manifest
+
+
+def move_into_place(directory: Path) -> None:
+    """Makes the index that was published in `ADDING`, and shares its other months with `directory`, the index of `directory`.
+
+    Can be repeated after a crash at any moment; between the first and the last rename there is no index. Without effect where
+    nothing was published.
+    """
+    adding = directory / ADDING
+    if not (adding / MANIFEST_FILE).is_file():
+        return
+    manifest = Manifest.model_validate_json((adding / MANIFEST_FILE).read_bytes())
+    withdraw(directory)
+    for shard in manifest.shards:
+        if (adding / shard.month).is_dir():
+            shutil.rmtree(directory / shard.month, ignore_errors=True)
+            (adding / shard.month).rename(directory / shard.month)
+    sync(directory)
+    (adding / MANIFEST_FILE).rename(directory / MANIFEST_FILE)
+    sync(directory)
+    shutil.rmtree(adding)

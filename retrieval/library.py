@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from cluster.config import Device, SearchSettings
 from cluster.failures import DataError, SettingsError
+from retrieval.index_folder import ADDING
 from retrieval.lexical import ANALYSIS
 from retrieval.manifest import FORMAT, MANIFEST_FILE, IndexKind, Manifest
 from retrieval.shard_files import BUILD_POSTINGS, StoredShard, load_days, load_shard
@@ -30,6 +31,10 @@ class Library:
             _require_format(file, content)
             manifest = Manifest.model_validate_json(content)
         except OSError as error:
+            if (directory / ADDING / MANIFEST_FILE).is_file():
+                raise DataError(
+                    f"{file}: {error.strerror}; `pastcast index add` was interrupted while its months took their places; run it again"
+                ) from error
             raise DataError(
                 f"{file}: {error.strerror}; there is no finished index, run `pastcast index build`"
             ) from error

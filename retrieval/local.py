@@ -5,10 +5,10 @@ import datetime as dt
 from cluster.config import SearchSettings
 from cluster.failures import SettingsError
 from retrieval.article import Article, Hit
-from retrieval.encoder import Encoder
+from retrieval.encoder import Encoder, encode_queries, encoder_facts
 from retrieval.lexical import LexicalQuery
 from retrieval.library import Library
-from retrieval.manifest import EncoderIdentity
+from retrieval.manifest import EncoderFacts
 from retrieval.modes import ranked
 from retrieval.scan import Query, WordCount, WordQuery, count_words, search_shards, search_words
 
@@ -32,7 +32,7 @@ class LocalSearcher:
         """
         library.require_mode(search)
         if encoder is not None:
-            require_encoder(library.manifest.encoder, encoder.name, encoder.fingerprint)
+            require_encoder(library.manifest.encoder, encoder_facts(encoder))
         elif search.mode != "lexical":
             raise SettingsError(f"search.mode {search.mode} ranks by vectors, and needs the encoder of the index")
         self._encoder = encoder
@@ -48,7 +48,7 @@ class LocalSearcher:
         """See `Rankings`."""
         if self._encoder is None:
             raise SettingsError("this searcher was made without an encoder, and ranks by words alone")
-        vector = self._encoder.encode([query])[0]
+        vector = encode_queries(self._encoder, [query])[0]
         return search_shards(self._shards, [Query(vector, first_day, cutoff, k)], self._snippet_characters)[0]
 
     async def by_words(self, words: LexicalQuery, first_day: dt.date | None, cutoff: dt.date, k: int) -> list[Hit]:
@@ -62,10 +62,16 @@ class LocalSearcher:
         return next((article for article in found if article is not None), None)
 
 
-def require_encoder(built_with: EncoderIdentity, name: str, fingerprint: str) -> None:
-    """Raises SettingsError unless queries are encoded by what encoded the articles."""
-    if built_with.fingerprint != fingerprint:
+def require_encoder(built_with: EncoderFacts, found: EncoderFacts) -> None:
+    """Raises SettingsError unless queries are encoded by what encoded the articles, with the instruction that the index names."""
+    if (built_with.fingerprint, built_with.dimension) != (found.fingerprint, found.dimension):
         raise SettingsError(
-            f"the index was built with encoder {built_with.name} ({built_with.fingerprint[:12]}), but index.encoder is "
-            f"{name} ({fingerprint[:12]}); change the setting or build the index again"
+            f"the index was built with encoder {built_with.name} ({built_with.fingerprint[:12]}, {built_with.dimension} dimensions), "
+            f"but index.encoder is {found.name} ({found.fingerprint[:12]}, {found.dimension} dimensions); change the setting or "
+            "build the index again"
+        )
+    if built_with.query_template != found.query_template:
+        raise SettingsError(
+            f"the index says that queries are encoded as {built_with.query_template!r}, but encoder.instruction makes them "
+            f"{found.query_template!r}; change the setting, or run `pastcast index build`, which encodes nothing again"
         )

@@ -49,14 +49,32 @@ class IndexKind(Record):
 EXACT = IndexKind()
 
 
-class EncoderIdentity(Record):
-    """The encoder and the rule by which an article's text became its input."""
+AS_IT_IS = "{query}"
+"""The template of queries that are encoded without an instruction."""
+
+
+class EncoderFacts(Record):
+    """Which encoder it is: whoever differs in any of this, but the name, gives vectors that do not compare."""
 
     name: str
+    """For people."""
     fingerprint: str
+    """SHA-256 of what an article's vector depends on."""
     dimension: int
+    query_template: str = AS_IT_IS
+    """What a query becomes before it is encoded; `{query}` stands for it. Articles are encoded as they are."""
+
+
+class EncoderIdentity(EncoderFacts):
+    """The encoder and the rule by which an article's text became its input."""
+
     text_characters: int
     """Title, summary and text, joined by new lines and cut here, were encoded."""
+
+    def encoded_alike(self, other: "EncoderIdentity") -> bool:
+        """Whether the same article has the same vector in both; queries may be encoded with another instruction."""
+        ours = (self.fingerprint, self.dimension, self.text_characters)
+        return ours == (other.fingerprint, other.dimension, other.text_characters)
 
 
 class ShardManifest(Record):

@@ -17,10 +17,9 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from cluster.cluster_nodes import free_by_node
 from cluster.config import RetrievalSettings, SearchSettings, Settings
 from cluster.failures import InfrastructureError, PastcastError
-from cluster.home import model_path
 from retrieval.build import index_kind
 from retrieval.client import CallRules, RetrievalClient, ShardGroup
-from retrieval.encoder import HASHING
+from retrieval.encoder import located
 from retrieval.encoder_server import EncoderServer
 from retrieval.library import Library
 from retrieval.local import require_encoder
@@ -92,8 +91,8 @@ class RetrievalPool:
             raise InfrastructureError("retrieval-start", f"{type(error).__name__}: {error}") from error
         shards = len(self._shards)
         self.processes = tuple(said[:shards])
-        for name, fingerprint in said[shards:]:
-            require_encoder(self.manifest.encoder, name, fingerprint)
+        for facts in said[shards:]:
+            require_encoder(self.manifest.encoder, facts)
 
     def close(self) -> None:
         """End the actors of this pool, and nothing else."""
@@ -123,10 +122,9 @@ def start_retrieval_pool(settings: Settings) -> RetrievalPool:
     library.require_mode(settings.search)
     if settings.search.mode == "lexical":
         return start_pool(library, settings, None)
-    encoder_name = settings.index.encoder
-    located = encoder_name if encoder_name == HASHING else str(model_path(encoder_name).resolve())
-    life = _life(settings.retrieval)
-    encoder = ray.remote(EncoderServer).options(**life).remote(located, settings.index.batch_size)
+    place = located(settings.index.encoder, settings.encoder)
+    options = _life(settings.retrieval) | {"num_gpus": settings.encoder.gpus}
+    encoder = ray.remote(EncoderServer).options(**options).remote(place, settings.index.batch_size, settings.encoder)
     return start_pool(library, settings, encoder)
 
 

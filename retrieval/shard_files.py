@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ BUILD_POSTINGS = "set index.lexical: true and run `pastcast index build`, which 
 
 NORM_TOLERANCE = 1e-3
 """How far a stored vector's length may lie from 1."""
+_CHECKED_ROWS = 4_096
 
 
 class StoredShard:
@@ -102,10 +103,11 @@ class StoredShard:
     def article(self, row: int) -> Article:
         """The article of a row. Raises DataError if its day is not the one under which it was searched."""
         fields = {name: column[row].as_py() for name, column in self._columns.items()}
-        day = fields.pop("day")
-        article = Article(**fields)
-        if article.day != day:
-            raise DataError(f"{self._where}: row {row} is filed under {day}, but was published {article.published}")
+        article = article_of(fields)
+        if article.day != fields["day"]:
+            raise DataError(
+                f"{self._where}: row {row} is filed under {fields['day']}, but was published {article.published}"
+            )
         return article
 
     @cached_property
@@ -184,15 +186,16 @@ def write_shard(
 
 
 def finished_shard(directory: Path, month: str, source: str, encoder: EncoderIdentity) -> ShardManifest | None:
-    """What an earlier build left for this month, of any kind, if it was made from the same articles by the same encoder and is intact."""
+    """What an earlier build left for this month, of any kind and for any instruction, if its vectors are those of the same articles by the
+    same encoder, and it is intact."""
     try:
         manifest = ShardManifest.model_validate_json((directory / month / SHARD).read_bytes())
     except (OSError, ValidationError):
         return None
-    if (manifest.month, manifest.source, manifest.encoder) != (month, source, encoder):
+    if (manifest.month, manifest.source) != (month, source) or not manifest.encoder.encoded_alike(encoder):
         return None
     try:
-        _check_hashes(directory / month, manifest)
+        check_hashes(directory / month, manifest)
     except DataError:
         return None
     return manifest
@@ -207,12 +210,11 @@ def stored_vectors(directory: Path, month: str) -> Vectors:
 def load_shard(directory: Path, manifest: ShardManifest, device: Device = "cpu") -> StoredShard:
     """Open a month for search. Raises DataError that names the file and the fault, SettingsError where there is no such device."""
     where = directory / manifest.month
-    _check_hashes(where, manifest)
+    check_hashes(where, manifest)
     try:
         days = DayTable.model_validate_json((where / DAYS).read_bytes())
         vectors = _mapped(where / VECTORS)
-        with pa.memory_map(str(where / ARTICLES)) as stream:
-            articles = pa.ipc.open_file(stream).read_all()
+        articles = mapped_articles(where)
         _check_rows(articles, days, manifest)
         shard = Shard(vectors, days, _finder(where, manifest, vectors, days, device))
         if shard.dimension != manifest.encoder.dimension:
@@ -226,11 +228,39 @@ def load_shard(directory: Path, manifest: ShardManifest, device: Device = "cpu")
 def load_days(directory: Path, manifest: ShardManifest) -> DayTable:
     """Only the day table of a month. Raises DataError if it is damaged."""
     where = directory / manifest.month
-    _check_hashes(where, manifest, (DAYS,))
+    check_hashes(where, manifest, (DAYS,))
     try:
         return DayTable.model_validate_json((where / DAYS).read_bytes())
     except ValidationError as error:
         raise DataError(f"{where / DAYS} is not a day table: {error}; build the index again") from error
+
+
+def load_texts(directory: Path, manifest: ShardManifest) -> pa.Table:
+    """Only the articles of a month, memory-mapped. Raises DataError if they are damaged."""
+    where = directory / manifest.month
+    check_hashes(where, manifest, (ARTICLES,))
+    try:
+        return mapped_articles(where)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where / ARTICLES} cannot be read: {error}; build the index again") from error
+
+
+def mapped_articles(where: Path) -> pa.Table:
+    """The articles in a month's folder, memory-mapped. Raises OSError and ValueError."""
+    with pa.memory_map(str(where / ARTICLES)) as stream:
+        return pa.ipc.open_file(stream).read_all()
+
+
+def article_of(fields: dict[str, Any]) -> Article:
+    """The article of a stored row."""
+    return Article(**{name: value for name, value in fields.items() if name != "day"})
+
+
+def not_unit(vectors: Vectors) -> Iterator[int]:
+    """Rows that are not of unit length, or not finite."""
+    for start in range(0, len(vectors), _CHECKED_ROWS):
+        lengths = np.linalg.norm(vectors[start : start + _CHECKED_ROWS], axis=1)
+        yield from (start + np.flatnonzero(~(np.abs(lengths - 1) <= NORM_TOLERANCE))).tolist()
 
 
 def file_hash(file: Path) -> str:
@@ -281,7 +311,8 @@ def _mapped(file: Path) -> Any:
     return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
 
 
-def _check_hashes(where: Path, manifest: ShardManifest, names: Sequence[str] | None = None) -> None:
+def check_hashes(where: Path, manifest: ShardManifest, names: Sequence[str] | None = None) -> None:
+    """Raises DataError for the first of these files (None: all) that is not as the manifest says."""
     for name in names or [*_needed(manifest), *sorted(manifest.files.keys() - set(_needed(manifest)))]:
         if name not in manifest.files:
             raise DataError(
@@ -331,9 +362,7 @@ def _check_vectors(vectors: Vectors, articles: Sequence[Article], encoder: Encod
             f"encoder {encoder.name} gave {vectors.dtype} {vectors.shape} for {len(articles)} texts, "
             f"not float32 ({len(articles)}, {encoder.dimension})"
         )
-    off = ~(np.abs(np.linalg.norm(vectors, axis=1) - 1) <= NORM_TOLERANCE)
-    if off.any():
-        row = int(off.argmax())
+    if (row := next(not_unit(vectors), None)) is not None:
         raise DataError(
             f"encoder {encoder.name} gave article {articles[row].id!r} (row {row} of {month_of(articles[row].day)}) a vector that is "
             "not of unit length; the scores of others would not compare with its own"

@@ -3,16 +3,16 @@
 import enum
 import logging
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
-from rich.table import Table
 
 from cluster.config import Settings, dump_settings, load_settings
 from cluster.failures import FailureKind, Interrupted, PastcastError, SettingsError
+from scripts.index_cli import index_app
 from scripts.terminal import ProgressBar, console, errors
+from scripts.verbs import Config, Set, print_counts, verb
 
 if TYPE_CHECKING:
     from rollout.progress import RunSummary
@@ -24,7 +24,6 @@ app = typer.Typer(
     help="Replays resolved events as dated forecasts for LLM agents.",
 )
 world_app = typer.Typer(no_args_is_help=True)
-index_app = typer.Typer(no_args_is_help=True)
 train_app = typer.Typer(no_args_is_help=True)
 app.add_typer(world_app, name="world", help="Synthetic worlds. Example: pastcast world make --seed 7 --out world")
 app.add_typer(
@@ -47,8 +46,6 @@ class Retry(enum.StrEnum):
         return kinds if self is Retry.ALL else tuple(kind for kind in kinds if kind == self.value)
 
 
-Config = Annotated[list[Path], typer.Option("--config", "-c", help="YAML settings; may be repeated, later files win.")]
-Set = Annotated[list[str], typer.Option("--set", "-s", help="dotted.key=value; may be repeated.")]
 Runs = Annotated[list[Path], typer.Argument(help="Run directories.")]
 
 
@@ -59,18 +56,7 @@ def _main(verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log wha
     )
 
 
-def _verb(parent: typer.Typer, name: str, example: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a verb whose one-line help ends with an example."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        summary = (function.__doc__ or "").split("\n\n")[0].replace("\n", " ").strip()
-        text = f"{summary} Example: {example}"
-        return parent.command(name, help=text, short_help=text)(function)
-
-    return register
-
-
-@_verb(app, "doctor", "pastcast doctor")
+@verb(app, "doctor", "pastcast doctor")
 def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Do not start a Ray session.")] = False,
 ) -> None:
@@ -80,7 +66,7 @@ def doctor(
     raise typer.Exit(check(deep=not quick))
 
 
-@_verb(world_app, "make", "pastcast world make --seed 7 --events 60 --days 120 --articles-per-day 20 --out world")
+@verb(world_app, "make", "pastcast world make --seed 7 --events 60 --days 120 --articles-per-day 20 --out world")
 def world_make(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     seed: Annotated[int, typer.Option()] = 0,
@@ -101,59 +87,7 @@ def world_make(
     )
 
 
-@_verb(index_app, "build", "pastcast index build --config configs/summer2024.yaml")
-def index_build(config: Config = [], set_: Set = []) -> None:  # noqa: B006
-    """Build or finish the index of the configured articles."""
-    from retrieval.build import build_from_settings
-
-    settings = load_settings(config, set_)
-    with ProgressBar("index") as bar:
-        summary = build_from_settings(settings, lambda p: bar.update(p.done, p.total, p.month))
-    _print_counts("rows of the articles file not used", summary.quarantined)
-    console.print(
-        f"{summary.articles} articles in {summary.shards} monthly shards ({summary.kept} kept), {summary.directory}",
-        highlight=False,
-    )
-
-
-@_verb(index_app, "import", "pastcast index import shards --format faiss --set index.encoder=hashing")
-def index_import(
-    source: Annotated[Path, typer.Argument(help="A folder of monthly or daily shards.")],
-    _format: Annotated[Literal["faiss"], typer.Option("--format", help="What the folder holds.")] = "faiss",
-    config: Config = [],  # noqa: B006
-    set_: Set = [],  # noqa: B006
-) -> None:
-    """Make an index of shards that other tools wrote; index.encoder must be what made their vectors."""
-    from retrieval.build import encoder_identity, index_kind
-    from retrieval.encoder import open_encoder
-    from retrieval.faiss_folders import import_faiss
-
-    index = load_settings(config, set_).index
-    encoder = encoder_identity(open_encoder(index.encoder, index.batch_size), index.text_characters)
-    summary = import_faiss(source, index.directory, encoder, index_kind(index), index.lexical)
-    console.print(
-        f"{summary.articles} articles of {summary.folders} folders in {summary.shards} monthly shards, {index.directory}; "
-        f"{summary.naive_times} times without an offset were taken as UTC",
-        highlight=False,
-    )
-
-
-@_verb(index_app, "export", "pastcast index export --out shards --format faiss --config world/settings.yaml")
-def index_export(
-    out: Annotated[Path, typer.Option(help="Folder for the monthly shards.")],
-    _format: Annotated[Literal["faiss"], typer.Option("--format", help="What to write.")] = "faiss",
-    config: Config = [],  # noqa: B006
-    set_: Set = [],  # noqa: B006
-) -> None:
-    """Write the index as shards that other tools read."""
-    from retrieval.faiss_folders import export_faiss
-    from retrieval.library import Library
-
-    folders = export_faiss(Library.open(load_settings(config, set_).index.directory), out)
-    console.print(f"wrote {len(folders)} monthly shards to {out}", highlight=False)
-
-
-@_verb(app, "rollout", "pastcast rollout --config configs/summer2024.yaml --set rollout.count=4")
+@verb(app, "rollout", "pastcast rollout --config configs/summer2024.yaml --set rollout.count=4")
 def rollout(
     config: Config = [],  # noqa: B006
     set_: Set = [],  # noqa: B006
@@ -180,8 +114,8 @@ def rollout(
     plan = make_plan(settings)
     if dry_run:
         console.print(dump_settings(settings), highlight=False, markup=False)
-    _print_counts("rows of the events file not used", plan.quarantined)
-    _print_counts("events not run", plan.dropped)
+    print_counts("rows of the events file not used", plan.quarantined)
+    print_counts("events not run", plan.dropped)
     if plan.naive_times:
         console.print(f"{plan.naive_times} times without an offset were taken as {settings.events.time_zone}")
     if plan.hidden_deadlines:
@@ -198,7 +132,7 @@ def rollout(
     raise typer.Exit(say_how_it_ended(summary, settings))
 
 
-@_verb(app, "status", "pastcast status runs/demo --watch")
+@verb(app, "status", "pastcast status runs/demo --watch")
 def status(
     run: Annotated[str, typer.Argument(help="A run directory, or the address of a mirror.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
@@ -216,7 +150,7 @@ def status(
         console.print(status_page(read_status(run)))
 
 
-@_verb(app, "merge", "pastcast merge runs/all runs/share-1 runs/share-2")
+@verb(app, "merge", "pastcast merge runs/all runs/share-1 runs/share-2")
 def merge(
     out: Annotated[Path, typer.Argument(help="The run directory to write.")],
     runs: Runs,
@@ -232,7 +166,7 @@ def merge(
     )
 
 
-@_verb(app, "export", "pastcast export runs/demo --out exports/demo --licence cc-by-4.0")
+@verb(app, "export", "pastcast export runs/demo --out exports/demo --licence cc-by-4.0")
 def export(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     out: Annotated[Path, typer.Option(help="The new folder.")],
@@ -254,7 +188,7 @@ def export(
     )
 
 
-@_verb(app, "score", "pastcast score runs/demo --json")
+@verb(app, "score", "pastcast score runs/demo --json")
 def score(
     runs: Runs,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
@@ -273,7 +207,7 @@ def score(
         console.print(table)
 
 
-@_verb(app, "report", "pastcast report runs/base runs/sft --out report.html")
+@verb(app, "report", "pastcast report runs/base runs/sft --out report.html")
 def report(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
@@ -286,7 +220,7 @@ def report(
     console.print(f"wrote {write_report(runs, out, load_settings(config, set_).scores)}")
 
 
-@_verb(train_app, "sft", "pastcast train sft --run runs/teacher --set training.output=checkpoints/sft")
+@verb(train_app, "sft", "pastcast train sft --run runs/teacher --set training.output=checkpoints/sft")
 def train_sft(
     run: Annotated[Path, typer.Option(help="The run whose trajectories are learned.")],
     config: Config = [],  # noqa: B006
@@ -306,7 +240,7 @@ def train_sft(
     console.print(f"{made.path}: {made.rows}; vLLM loads it: {made.verification}", highlight=False)
 
 
-@_verb(app, "eval", "pastcast eval --checkpoint checkpoints/sft --config world/settings.yaml")
+@verb(app, "eval", "pastcast eval --checkpoint checkpoints/sft --config world/settings.yaml")
 def evaluate(
     checkpoint: Annotated[Path, typer.Option(help="A model folder that vLLM can load.")],
     config: Config = [],  # noqa: B006
@@ -325,7 +259,7 @@ def evaluate(
     console.print(comparison_table(comparison))
 
 
-@_verb(app, "demo", "pastcast demo --out demo")
+@verb(app, "demo", "pastcast demo --out demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything the demo makes.")] = Path("demo"),
     config: Config = [Path("configs/demo.yaml")],  # noqa: B006
@@ -346,7 +280,7 @@ def say_how_it_ended(summary: "RunSummary", settings: Settings) -> int:
         + (f"; {summary.reopened} records taken back by --retry" if summary.reopened else ""),
         highlight=False,
     )
-    _print_counts("failures", summary.failures)
+    print_counts("failures", summary.failures)
     for bug in summary.tracebacks:
         errors.print(
             f"{bug.count} forecasts ended in this bug of pastcast, {bug.reason}:", style="red", highlight=False
@@ -367,15 +301,6 @@ def say_how_it_ended(summary: "RunSummary", settings: Settings) -> int:
     }[summary.ended]
     console.print(f"stopped: {why}; go on with --resume (run {settings.run.directory})", highlight=False)
     return 128 + summary.signal if summary.signal else 1
-
-
-def _print_counts(title: str, counts: dict[str, int]) -> None:
-    if not counts:
-        return
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
-    for reason, count in sorted(counts.items()):
-        table.add_row(str(count), reason)
-    console.print(table)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ The state machine knows neither secrets nor clocks: keys are numbers, and every 
 import dataclasses
 from typing import Literal
 
-from cluster.config import EndpointSettings
+from cluster.config import ServerSettings
 from cluster.endpoint.keys import KeyPool
 from cluster.endpoint.rates import RateLimit
 from cluster.record import Record
@@ -60,7 +60,7 @@ class NoKey:
 class Gate:
     """The limits of one run."""
 
-    def __init__(self, keys: int, settings: EndpointSettings) -> None:
+    def __init__(self, keys: int, settings: ServerSettings) -> None:
         self._keys = KeyPool(keys)
         self._rates = RateLimit(settings.requests_per_minute, settings.tokens_per_minute)
         self._parallel = settings.parallel

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import SecretStr
 
-from cluster.config import EndpointSettings
+from cluster.config import ServerSettings
 from cluster.endpoint.gate import Delay, Gate, NoKey, Permit, Settlement
 from cluster.failures import InfrastructureError, SettingsError
 from cluster.pool_view import PoolView
@@ -35,18 +35,18 @@ class Admission(Record):
     """Other keys that could take over."""
 
 
-def read_keys(names: Sequence[str], environment: Mapping[str, str]) -> tuple[SecretStr, ...]:
-    """The keys in these variables, in order, each once. Raises SettingsError that names the variables that hold none."""
+def read_keys(
+    names: Sequence[str], environment: Mapping[str, str], setting: str = "endpoint.key_env"
+) -> tuple[SecretStr, ...]:
+    """The keys in these variables, in order, each once. Raises SettingsError that names the variables that hold none, and `setting`."""
     found: dict[str, None] = {}
     for name in names:
         keys = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
         if not keys:
-            raise SettingsError(
-                f"the environment variable {name} (from endpoint.key_env) is not set; export it with the key"
-            )
+            raise SettingsError(f"the environment variable {name} (from {setting}) is not set; export it with the key")
         if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
             raise SettingsError(
-                f"the environment variable {name} (from endpoint.key_env) holds what no key can: spaces, line breaks or "
+                f"the environment variable {name} (from {setting}) holds what no key can: spaces, line breaks or "
                 "letters beyond ASCII"
             )
         found |= dict.fromkeys(keys)
@@ -56,7 +56,7 @@ def read_keys(names: Sequence[str], environment: Mapping[str, str]) -> tuple[Sec
 class Gatekeeper:
     """Made a Ray actor by the run; works as it is inside one process."""
 
-    def __init__(self, settings: EndpointSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds from any origin."""
         self._settings, self._clock = settings, clock
         self._keys: tuple[SecretStr, ...] = ()
@@ -130,5 +130,5 @@ class Gatekeeper:
                 turn.set_result(Admission(permit=found, key=key, others=self._gate.others(found)))
 
     def _refusal(self, found: NoKey) -> str:
-        names = ", ".join(self._settings.key_env) or "none: endpoint.key_env is empty"
+        names = ", ".join(self._settings.key_env) or "none: key_env is empty"
         return f"{self._settings.base_url} accepts none of {len(self._keys)} key(s) (from {names}): {'; '.join(found.refusals)}"

@@ -8,7 +8,7 @@ key, and a limited one while another is free, consume nothing (Table 14).
 from collections import Counter
 from typing import Literal
 
-from cluster.config import EndpointSettings
+from cluster.config import ServerSettings
 from cluster.endpoint.fault import FaultKind
 
 RetryClass = Literal["network", "rate-limit", "server"]
@@ -25,7 +25,7 @@ _CLASSES: dict[FaultKind, RetryClass] = {
 class Retries:
     """The tries of one call."""
 
-    def __init__(self, settings: EndpointSettings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._sequences: dict[RetryClass, tuple[float, ...]] = {
             "network": settings.network_backoff_s,
             "rate-limit": settings.rate_limit_backoff_s,

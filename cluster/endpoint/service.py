@@ -27,14 +27,18 @@ logger = logging.getLogger(__name__)
 class EndpointActor(Gatekeeper):
     """The gatekeeper, and a first call through it."""
 
+    def __init__(self, settings: EndpointSettings) -> None:
+        super().__init__(settings)
+        self._endpoint = settings
+
     async def prove(self, call: ChatCall, sampling: SamplingSettings) -> Reply:
         """The reply to one call. Raises InfrastructureError, fatal where every call would fail like this one."""
-        client = EndpointClient(self, self._settings, sampling, utc_now)
+        client = EndpointClient(self, self._endpoint, sampling, utc_now)
         try:
             reply = await client.complete(call)
         finally:
             await client.close()
-        where = f"{self._settings.base_url} ({self._settings.model})"
+        where = f"{self._endpoint.base_url} ({self._endpoint.model})"
         if reply.fault is not None:
             raise InfrastructureError(
                 "endpoint-refuses", f"{where} refuses a first, plain request: {reply.fault.detail}"

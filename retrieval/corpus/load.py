@@ -20,11 +20,17 @@ _CUT_MARKER = re.compile(r"\s*\[\+\d+ chars\]\s*$")
 """How a news API says that it cut a body."""
 
 
-def load_articles(settings: ArticlesSettings, quarantine_dir: Path | None = None) -> Loaded[Article]:
-    """The articles of the configured file; bad rows go to `quarantine_dir/articles.jsonl`.
+def load_articles(
+    settings: ArticlesSettings,
+    quarantine_dir: Path | None = None,
+    name: str = "articles",
+    judge: Callable[[Article], None] | None = None,
+) -> Loaded[Article]:
+    """The articles of the configured file; bad rows go to `quarantine_dir/<name>.jsonl`.
 
     Reasons: not-json, not-utf8, not-an-object, missing-field, unknown-field, invalid-field, no-date, unparsable-time,
-    year-out-of-range, dated-after-crawl, empty, duplicate-id, duplicate-url. Raises DataError if the file cannot be read.
+    year-out-of-range, dated-after-crawl, empty, duplicate-id, duplicate-url, and those of the BadRow that `judge` raises of an
+    article. Raises DataError if the file cannot be read.
     """
     times = TimeReader(settings.time_zone)
     rows_by_id: dict[str, int] = {}
@@ -47,11 +53,13 @@ def load_articles(settings: ArticlesSettings, quarantine_dir: Path | None = None
         if values["url"] and (earlier := rows_by_url.get(values["url"])) is not None:
             raise BadRow("duplicate-url", f"{values['url']} stands in row {earlier} already")
         article = Article.model_validate(values)
+        if judge is not None:
+            judge(article)
         rows_by_id[article.id] = number
         rows_by_url[article.url] = number
         return article
 
-    records, counts = load_rows(settings.path, settings.format, build, quarantine_dir, "articles")
+    records, counts = load_rows(settings.path, settings.format, build, quarantine_dir, name)
     return Loaded[Article](records=records, quarantined=counts, naive_times=times.naive_times)
 
 

@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks the chat-completions protocol, well or badly, as a test tells it to."""
+"""A real HTTP server that speaks the protocol of chat completions and embeddings, well or badly, as a test tells it to."""
 
 import asyncio
 import json
@@ -60,7 +60,8 @@ class EndpointServer:
 
     async def _start(self) -> str:
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._answer)
+        for path in ("chat/completions", "embeddings"):
+            app.router.add_post(f"/v1/{path}", self._answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.2)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from cluster.failures import SettingsError
 from cluster.home import model_path
-from retrieval.encoder import HashingEncoder, LocalEncoder, folder_fingerprint, open_encoder
+from retrieval.encoder import (
+    HashingEncoder,
+    LocalEncoder,
+    encoder_facts,
+    facts_of,
+    folder_fingerprint,
+    open_encoder,
+)
 
 surrogates = st.characters(categories=["Cs"])
 
@@ -67,3 +74,4 @@ def test_minilm_finds_a_paraphrase_that_shares_no_word() -> None:
     assert vectors[0] @ vectors[1] > 2 * abs(vectors[0] @ vectors[2])
     assert encoder.encode([]).shape == (0, 384)
     assert encoder.fingerprint == folder_fingerprint(path)
+    assert encoder_facts(encoder) == facts_of("minilm")

@@ -16,15 +16,16 @@ import pytest
 from corpora import corpus
 
 from cluster.failures import DataError
-from retrieval.build import build_index, encoded_text, encoder_identity
-from retrieval.encoder import HashingEncoder
+from retrieval.build import build_index, encoder_identity
+from retrieval.chunks import encoded_text
+from retrieval.encoder import HashingEncoder, encoder_facts
 from retrieval.faiss_folders import INDEX, METADATA, TEXTS, export_faiss, import_faiss
 from retrieval.library import Library
 from retrieval.local import LocalSearcher
 from retrieval.manifest import EXACT, IndexKind
 
 ENCODER = HashingEncoder(32)
-IDENTITY = encoder_identity(ENCODER, 1000)
+IDENTITY = encoder_identity(encoder_facts(ENCODER), 1000)
 JUNE = "2024-06"
 
 

@@ -17,7 +17,8 @@ from cluster.config import load_settings
 from cluster.failures import DataError, SettingsError
 from retrieval.approximate import Approximate, measured_recall, read_lists, train_lists, write_lists
 from retrieval.article import Article
-from retrieval.build import build_index, encoded_text, index_kind
+from retrieval.build import build_index, index_kind
+from retrieval.chunks import encoded_text
 from retrieval.days import DayTable
 from retrieval.encoder import HashingEncoder, Vectors
 from retrieval.kinds import exact_finder, rescorer

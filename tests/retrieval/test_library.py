@@ -18,7 +18,8 @@ from corpora import article, corpus
 from cluster.config import load_settings
 from cluster.failures import DataError, SettingsError
 from retrieval.article import Article
-from retrieval.build import BuildProgress, build_from_settings, build_index, encoded_text
+from retrieval.build import BuildProgress, build_from_settings, build_index
+from retrieval.chunks import encoded_text
 from retrieval.encoder import HashingEncoder, Vectors
 from retrieval.library import Library
 from retrieval.local import LocalSearcher
