@@ -8,6 +8,7 @@ import pytest
 import ray
 
 from cluster.config import EncoderSettings
+from cluster.failures import InfrastructureError
 from cluster.home import model_path
 from retrieval.encoder import LocalEncoder, encode_queries, encoder_facts, facts_of, open_encoder
 from retrieval.mask import Vectors
@@ -27,17 +28,23 @@ TEXTS = [
 ]
 
 
-class Owner:
-    """A process that an encoder may take over."""
+def owning(name: str, settings: EncoderSettings) -> Any:
+    """An actor whose process an encoder may take over."""
 
-    def __init__(self, name: str, settings: EncoderSettings) -> None:
-        self._encoder = open_encoder(name, 64, settings)
+    class Owner:
+        def __init__(self) -> None:
+            self._encoder = open_encoder(name, 64, settings)
 
-    def facts(self) -> Any:
-        return encoder_facts(self._encoder)
+        def facts(self) -> Any:
+            return encoder_facts(self._encoder)
 
-    def encode(self, texts: list[str], queries: bool) -> Vectors:
-        return encode_queries(self._encoder, texts) if queries else self._encoder.encode(texts)
+        def encode(self, texts: list[str], queries: bool) -> Vectors:
+            return encode_queries(self._encoder, texts) if queries else self._encoder.encode(texts)
+
+        def refuse(self, other: EncoderSettings) -> None:
+            open_encoder(name, 64, other)
+
+    return ray.remote(num_cpus=0.5)(Owner).remote()
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +52,7 @@ def owner() -> Iterator[Any]:
     if not (model_path("minilm") / "modules.json").is_file():
         pytest.skip("the MiniLM encoder is not prepared on this machine; run `make setup`")
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield ray.remote(num_cpus=1)(Owner).remote("minilm", INSTRUCTED)
+    yield owning("minilm", INSTRUCTED)
     ray.shutdown()
 
 
@@ -69,8 +76,7 @@ def test_queries_are_encoded_with_the_instruction(owner: Any) -> None:
     assert query[0] @ article[0] < 0.99
 
 
-def test_a_folder_that_vllm_cannot_serve_is_said_with_vllms_reason(owner: Any) -> None:
-    del owner
+def test_what_vllm_does_not_take_is_said_with_its_reason(owner: Any) -> None:
     refused = EncoderSettings.model_validate({"kind": "vllm", "vllm": {"dtype": "nonsense"}})
-    with pytest.raises(ray.exceptions.RayActorError, match=r"encoder-start.*nonsense"):
-        ray.get(ray.remote(num_cpus=1)(Owner).remote("minilm", refused).facts.remote())
+    with pytest.raises(InfrastructureError, match=r"(?s)encoder-start.*nonsense"):
+        ray.get(owner.refuse.remote(refused))
