@@ -125,7 +125,10 @@ def test_every_reason_and_choice_that_a_page_names_is_in_the_code(page: Path, so
 
 def test_the_metrics_are_those_of_the_page() -> None:
     text = running_text(ROOT / "docs" / "monitoring.md")
-    sources = [ROOT / "rollout" / "metrics.py", *(ROOT / "retrieval" / f for f in ("shard_metrics.py", "encoder_server.py"))]
+    sources = [
+        ROOT / "rollout" / "metrics.py",
+        *(ROOT / "retrieval" / f for f in ("shard_metrics.py", "encoder_server.py")),
+    ]
     published = {name for file in sources for name in re.findall(r'"(pastcast_[a-z_]+[a-z])"', file.read_text())}
     named = set(re.findall(r"ray_(pastcast_[a-z_]+)", text))
     (first, others) = re.findall(r"`ray_(pastcast_engine)_running`, ((?:`_[a-z_]+`,? ?)+)", text)[0]
