@@ -86,7 +86,9 @@ def add_from_settings(settings: Settings, file: Path, progress: Progress | None 
         name = f"{ADDED}{file_hash(file)[:12]}"
         loaded = load_articles(source, index.directory / QUARANTINE, name, judge)
         new = [article for article in loaded.records if article.id not in holdings.articles]
-        form = Form(encoder_identity(facts, index.text_characters), index_kind(index), library.manifest.lexical is not None)
+        form = Form(
+            encoder_identity(facts, index.text_characters), index_kind(index), library.manifest.lexical is not None
+        )
         _require_form(library, form)
         rewritten = _add(library, new, form, encoding(settings, facts), progress)
         whole = Library.open(index.directory)

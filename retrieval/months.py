@@ -80,7 +80,9 @@ def write_months(
     coming: dict[str, MonthVectors] = {}
 
     def write(month: Month, vectors: Vectors) -> None:
-        written[month.name] = write_shard(directory, month.name, month.articles, vectors, form.encoder, form.kind, form.lexical)
+        written[month.name] = write_shard(
+            directory, month.name, month.articles, vectors, form.encoder, form.kind, form.lexical
+        )
 
     def chunks() -> Iterator[Chunk]:
         for month in months:

@@ -162,7 +162,7 @@ def write_shard(
         recall = _write_lists(building / LISTS, vectors, days, kind.approximation)
     if lexical:
         names.extend(LEXICAL_FILES)
-        write_postings(building, (_words(a) for a in articles))
+        write_postings(building, (words_of(a) for a in articles))
     manifest = ShardManifest(
         month=month,
         rows=len(articles),
@@ -382,7 +382,7 @@ def _write_articles(file: Path, articles: Sequence[Article]) -> None:
         writer.write_table(table)
 
 
-def _words(article: Article) -> str:
+def words_of(article: Article) -> str:
     """What of an article a lexical search finds: all of it."""
     return "\n".join((article.title, article.summary, article.text))
 

@@ -4,7 +4,9 @@ Loading a shard stops at the first fault; this goes on, so that a person sees al
 """
 
 import datetime as dt
+import filecmp
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,8 +21,10 @@ from cluster.failures import PastcastError
 from cluster.record import Record
 from retrieval.days import DayTable
 from retrieval.half import to_half
+from retrieval.lexical import ANALYSIS, LEXICAL_FILES
 from retrieval.library import Library
 from retrieval.manifest import ShardManifest
+from retrieval.postings_writer import write_postings
 from retrieval.shard_files import (
     ARTICLES,
     DAYS,
@@ -35,6 +39,7 @@ from retrieval.shard_files import (
     not_unit,
     source_hash,
     stored_vectors,
+    words_of,
 )
 
 SHOWN_PER_FILE = 20
@@ -77,7 +82,7 @@ def verify_index(directory: Path, look: Callable[[str], None] | None = None) -> 
             look(shard.month)
         files += len(shard.files)
         where = directory / shard.month
-        for check in (_bytes, _own_manifest, _articles, _vectors, _servable):
+        for check in (_bytes, _own_manifest, _articles, _vectors, _postings, _servable):
             found = check(where, shard)
             faults += islice(found, SHOWN_PER_FILE)
             unnamed += sum(1 for _ in found)
@@ -188,6 +193,26 @@ def _vectors(where: Path, shard: ShardManifest) -> Faults:
             part = slice(start, start + _ROWS)
             for row in np.flatnonzero((to_half(vectors[part]) != half[part]).any(axis=1)):
                 yield Fault(file=where / HALF, row=start + int(row), what="is not the rounded vector")
+
+
+def _postings(where: Path, shard: ShardManifest) -> Faults:
+    """The words of the articles, counted again, give the same bytes."""
+    if shard.lexical is None:
+        return
+    if shard.lexical != ANALYSIS:
+        yield Fault(file=where / SHARD, what=f"has postings by {shard.lexical}; this version reads {ANALYSIS}")
+        return
+    try:
+        texts = mapped_articles(where)
+        articles = (article_of(fields) for fields in _stored_rows(texts))
+        with tempfile.TemporaryDirectory() as folder:
+            again = Path(folder)
+            write_postings(again, (words_of(article) for article in articles))
+            for name in LEXICAL_FILES:
+                if not filecmp.cmp(where / name, again / name, shallow=False):
+                    yield Fault(file=where / name, what=f"is not what the words of {ARTICLES} give")
+    except (OSError, ValueError):
+        return  # said already, of the file that cannot be read
 
 
 def _servable(where: Path, shard: ShardManifest) -> Faults:

@@ -14,6 +14,7 @@ from corpora import article, corpus
 from cluster.failures import DataError
 from retrieval.build import build_index
 from retrieval.encoder import HashingEncoder
+from retrieval.lexical import LENGTHS, LEXICAL_FILES, POSTINGS
 from retrieval.library import Library
 from retrieval.manifest import IndexKind, Manifest
 from retrieval.shard_files import ARTICLES, DAYS, HALF, SHARD, VECTORS, file_hash
@@ -55,11 +56,11 @@ def test_a_sound_index_has_no_fault(pristine: Path) -> None:
     months: list[str] = []
     verdict = verify_index(pristine, months.append)
     assert (verdict.faults, verdict.unnamed) == ((), 0)
-    assert (verdict.articles, verdict.shards, verdict.files) == (len(corpus()), 3, 12)
+    assert (verdict.articles, verdict.shards, verdict.files) == (len(corpus()), 3, 21)
     assert months == ["2024-05", "2024-06", "2024-07"]
 
 
-@pytest.mark.parametrize("name", [VECTORS, DAYS, ARTICLES, HALF])
+@pytest.mark.parametrize("name", [VECTORS, DAYS, ARTICLES, HALF, *LEXICAL_FILES])
 @pytest.mark.parametrize("damage", ["gone", "flipped"])
 def test_a_changed_or_missing_file_is_named(index: Path, name: str, damage: str) -> None:
     file = index / MONTH / name
@@ -155,6 +156,16 @@ def test_a_file_that_nobody_names_and_a_manifest_that_was_edited_are_found(index
     stored = json.loads((index / "manifest.json").read_text())
     (index / "manifest.json").write_text(json.dumps(stored))
     assert {(f"{MONTH}/vectors.old.npy", None), ("manifest.json", None)} <= found(index)
+
+
+def test_postings_that_are_not_those_of_the_words_are_found_even_if_the_hashes_fit(index: Path) -> None:
+    postings, lengths = np.load(index / MONTH / POSTINGS), np.load(index / MONTH / LENGTHS)
+    postings[1, 4] += 1
+    lengths[2] += 1
+    np.save(index / MONTH / POSTINGS, postings)
+    np.save(index / MONTH / LENGTHS, lengths)
+    sign_again(index)
+    assert found(index) == {(f"{MONTH}/{POSTINGS}", None), (f"{MONTH}/{LENGTHS}", None)}
 
 
 def test_articles_other_than_those_it_was_made_from_are_found_even_if_the_hashes_fit(index: Path) -> None:
