@@ -12,7 +12,7 @@ from retrieval.build import QUARANTINE
 from retrieval.library import Library
 from retrieval.shard_files import load_texts
 
-DATELESS = ("no-date", "unparsable-time")
+DATELESS = ("no-date", "unparsable-time", "year-out-of-range")
 """Reasons for which a row had no day, and was left out."""
 
 
