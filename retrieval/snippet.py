@@ -6,7 +6,11 @@ def snippet(summary: str, text: str, characters: int) -> str:
 
     Cut at a word and marked with an ellipsis if anything is left out.
     """
-    line = " ".join((summary.strip() or text.strip()).split())
+    source = summary if summary.strip() else text
+    beginning = source[: 8 * characters]  # articles are long, and most of one would be split for nothing
+    line = " ".join(beginning.split())
+    if len(line) <= characters and len(beginning) < len(source):
+        line = " ".join(source.split())
     if len(line) <= characters:
         return line
     cut = line[:characters]

@@ -22,7 +22,7 @@ from retrieval.client import CallRules, RetrievalClient
 from retrieval.encoder import HashingEncoder
 from retrieval.library import Library
 from retrieval.local import LocalSearcher
-from retrieval.pool import start_retrieval_pool
+from retrieval.pool import RetrievalPool, start_retrieval_pool
 from retrieval.scan import Span
 from retrieval.shard_files import VECTORS
 from retrieval.view import DatedView
@@ -34,7 +34,9 @@ CUTOFFS = [START.date() + dt.timedelta(days=n) for n in (-1, 0, 11, 12, 40, 70)]
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    # metrics soon, so that the test of them need not wait for long
+    quickly = {"metrics_report_interval_ms": 500}
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _system_config=quickly)
     yield
     ray.shutdown()
 
@@ -48,6 +50,16 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings_for(index: Path, *overrides: str) -> Settings:
     return load_settings(overrides=[f"index.directory={index}", "index.encoder=hashing", *overrides])
+
+
+@pytest.fixture(scope="module")
+def narrow(session: None, index: Path) -> Iterator[RetrievalPool]:
+    """One shard actor with room for few queries."""
+    pool = start_retrieval_pool(
+        settings_for(index, "retrieval.shard_actors=1", "retrieval.batch=8", "retrieval.queue=5")
+    )
+    yield pool
+    pool.close()
 
 
 QUESTIONS = [
@@ -116,19 +128,15 @@ def test_a_lost_actor_is_an_infrastructure_failure_and_never_an_empty_result(ind
         pool.close()
 
 
-@pytest.mark.usefixtures("session")
-def test_an_answer_that_does_not_come_in_time_is_an_infrastructure_failure(index: Path) -> None:
-    pool = start_retrieval_pool(settings_for(index))
+def test_an_answer_that_does_not_come_in_time_is_an_infrastructure_failure(narrow: RetrievalPool) -> None:
+    [process] = narrow.processes
+    os.kill(process, signal.SIGSTOP)
     try:
-        for process in pool.processes:
-            os.kill(process, signal.SIGSTOP)
-        hurried = pool.client(CallRules(timeout_s=0.5, silence_s=30))
+        hurried = narrow.client(CallRules(timeout_s=0.5, silence_s=30))
         with pytest.raises(InfrastructureError, match=r"retrieval-lost: no answer within 0.5 s"):
             asyncio.run(hurried.search("harbour", None, CUTOFFS[-1], 3))
     finally:
-        for process in pool.processes:
-            os.kill(process, signal.SIGCONT)
-        pool.close()
+        os.kill(process, signal.SIGCONT)
 
 
 @pytest.mark.usefixtures("session")
@@ -165,23 +173,18 @@ def ask_elsewhere(client: RetrievalClient, questions: list[tuple[str, dt.date | 
     return asyncio.run(all_at_once())
 
 
-@pytest.mark.usefixtures("session")
-def test_a_full_queue_lets_callers_of_many_processes_wait_and_fails_nobody(index: Path) -> None:
+def test_a_full_queue_lets_callers_of_many_processes_wait_and_fails_nobody(index: Path, narrow: RetrievalPool) -> None:
     expected = asyncio.run(ask(LocalSearcher(Library.open(index), HashingEncoder())))
-    pool = start_retrieval_pool(
-        settings_for(index, "retrieval.shard_actors=1", "retrieval.batch=8", "retrieval.queue=5")
-    )
-    try:
-        assert ray.get([ask_elsewhere.remote(pool.client(), QUESTIONS) for _ in range(4)]) == [expected] * 4
-        [figures] = pool.figures()
-        assert figures.longest_queue == 5
-        span = Span.of(pool.manifest.shards)
-        visible = sum(span.meets(first, cutoff) for _, first, cutoff, _ in QUESTIONS)
-        assert 0 < visible < len(QUESTIONS)
-        assert figures.work.queries == 4 * visible, "where nothing can be visible, nobody is asked"
-        assert 1 < figures.work.mean_batch <= 5
-    finally:
-        pool.close()
+    [before] = narrow.figures()
+    assert ray.get([ask_elsewhere.remote(narrow.client(), QUESTIONS) for _ in range(4)]) == [expected] * 4
+    [figures] = narrow.figures()
+    assert figures.longest_queue == 5
+    span = Span.of(narrow.manifest.shards)
+    visible = sum(span.meets(first, cutoff) for _, first, cutoff, _ in QUESTIONS)
+    assert 0 < visible < len(QUESTIONS)
+    work = figures.work - before.work
+    assert work.queries == 4 * visible, "where nothing can be visible, nobody is asked"
+    assert 1 < work.mean_batch <= 5
 
 
 def vectors_in_memory(process: int) -> dict[str, int]:
@@ -233,26 +236,21 @@ def test_an_index_elsewhere_is_served_like_one_at_hand(index: Path, tmp_path: Pa
         pool.close()
 
 
-@pytest.mark.usefixtures("session")
-def test_shard_actors_publish_what_they_do_as_ray_metrics(index: Path) -> None:
+def test_shard_actors_publish_what_they_do_as_ray_metrics(narrow: RetrievalPool) -> None:
     node = next(n for n in ray.nodes() if n["Alive"])
     address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    pool = start_retrieval_pool(settings_for(index))
-    try:
-        asyncio.run(ask(pool.client()))
-        tag = f'index="{pool.manifest.fingerprint[:12]}"'
-        wanted = sum(f.work.queries for f in pool.figures())
-        deadline = time.monotonic() + 60
-        total = 0.0
-        while total < wanted:
-            assert time.monotonic() < deadline, "the figures never came"
-            time.sleep(0.5)
-            with urllib.request.urlopen(address) as answer:
-                lines = [line for line in answer.read().decode().splitlines() if tag in line]
-            total = sum(
-                float(line.split()[-1]) for line in lines if line.startswith("ray_pastcast_shard_queries_total")
-            )
-        published = {line.split("{")[0].removeprefix("ray_pastcast_shard_") for line in lines}
-        assert published == {"queue", "batch", "queries_total", "batches_total", "rows_total", "seconds_total"}
-    finally:
-        pool.close()
+    asyncio.run(ask(narrow.client()))
+    [figures] = narrow.figures()
+    published: dict[str, float] = {}
+    deadline = time.monotonic() + 60
+    while published.get("queries_total", 0) < figures.work.queries:
+        assert time.monotonic() < deadline, "the figures never came"
+        time.sleep(0.2)
+        with urllib.request.urlopen(address) as answer:
+            text = answer.read().decode()
+        tags = f'group="0",index="{narrow.manifest.fingerprint[:12]}",replica="0"'
+        lines = [line for line in text.splitlines() if all(tag in line for tag in tags.split(","))]
+        published = {line.split("{")[0].removeprefix("ray_pastcast_shard_"): float(line.split()[-1]) for line in lines}
+    assert published.keys() == {"queue", "batch", "queries_total", "batches_total", "rows_total", "seconds_total"}
+    sums = {f"{name}_total": value for name, value in figures.work.model_dump().items() if value}
+    assert {name: published[name] for name in sums} == pytest.approx(sums)

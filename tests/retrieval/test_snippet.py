@@ -23,6 +23,14 @@ def test_a_snippet_that_is_cut_ends_with_a_whole_word_of_the_text(words: list[st
     assert following > characters, "a word more would have fitted"
 
 
+@given(st.text(alphabet="ab \n\t,é", max_size=400), st.integers(1, 12))
+def test_a_snippet_begins_as_its_text_does(text: str, characters: int) -> None:
+    whole = snippet("", text, 1_000)
+    short = snippet("", text, characters)
+    assert short == whole if len(whole) <= characters else whole.startswith(short.removesuffix("…"))
+    assert short.endswith("…") == (len(whole) > characters)
+
+
 def test_a_snippet_is_cut_at_a_word_and_says_so() -> None:
     assert snippet("The harbour reopened on Tuesday", "", 14) == "The harbour…"
 
