@@ -53,10 +53,17 @@ def settings_for(index: Path, *overrides: str) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def narrow(session: None, index: Path) -> Iterator[RetrievalPool]:
-    """One shard actor with room for few queries."""
+def small_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("narrow") / "index"
+    build_index(corpus(100, seed=5), HashingEncoder(), directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def narrow(session: None, small_index: Path) -> Iterator[RetrievalPool]:
+    """One shard actor with room for few queries, over an index of its own."""
     pool = start_retrieval_pool(
-        settings_for(index, "retrieval.shard_actors=1", "retrieval.batch=8", "retrieval.queue=5")
+        settings_for(small_index, "retrieval.shard_actors=1", "retrieval.batch=8", "retrieval.queue=5")
     )
     yield pool
     pool.close()
@@ -173,8 +180,10 @@ def ask_elsewhere(client: RetrievalClient, questions: list[tuple[str, dt.date | 
     return asyncio.run(all_at_once())
 
 
-def test_a_full_queue_lets_callers_of_many_processes_wait_and_fails_nobody(index: Path, narrow: RetrievalPool) -> None:
-    expected = asyncio.run(ask(LocalSearcher(Library.open(index), HashingEncoder())))
+def test_a_full_queue_lets_callers_of_many_processes_wait_and_fails_nobody(
+    small_index: Path, narrow: RetrievalPool
+) -> None:
+    expected = asyncio.run(ask(LocalSearcher(Library.open(small_index), HashingEncoder())))
     [before] = narrow.figures()
     assert ray.get([ask_elsewhere.remote(narrow.client(), QUESTIONS) for _ in range(4)]) == [expected] * 4
     [figures] = narrow.figures()
