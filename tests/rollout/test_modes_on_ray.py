@@ -30,7 +30,8 @@ def settings(world, run, mode, *overrides):
         "model.kind=reader",
         "rollout.prompt=compact",
         "rollout.modes=[memory-free]",
-        "events.limit=4",
+        "events.limit=2",
+        "events.schedule.maximum=3",
         "retrieval.cutoff_lag_days=1",
         *overrides,
     ]
