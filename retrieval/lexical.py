@@ -91,7 +91,7 @@ def analyse(text: str) -> list[str]:
 
 @cache
 def _analyser() -> Any:
-    words = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).filter(tantivy.Filter.remove_long(LONGEST_TERM))
+    words = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).filter(tantivy.Filter.remove_long(LONGEST_TERM + 1))
     folded = words.filter(tantivy.Filter.lowercase()).filter(tantivy.Filter.ascii_fold())
     return folded.filter(tantivy.Filter.stemmer("english")).build()
 

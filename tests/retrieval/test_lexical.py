@@ -15,7 +15,18 @@ import retrieval.postings_writer
 from retrieval.article import Hit
 from retrieval.days import DayTable
 from retrieval.fusion import RANK_CONSTANT, fuse
-from retrieval.lexical import K1, LEXICAL_FILES, POSTINGS, B, LexicalQuery, Postings, Statistics, analyse, no_statistics
+from retrieval.lexical import (
+    K1,
+    LEXICAL_FILES,
+    LONGEST_TERM,
+    POSTINGS,
+    B,
+    LexicalQuery,
+    Postings,
+    Statistics,
+    analyse,
+    no_statistics,
+)
 from retrieval.postings_writer import write_postings
 
 FIRST = dt.date(2026, 3, 1)
@@ -212,3 +223,7 @@ def test_fusion_adds_reciprocal_ranks_and_breaks_ties_by_day_then_id():
     assert [h.article_id for h in fused] == ["b", "d", "a", "c"]
     assert fused[0].score == pytest.approx(2 / (RANK_CONSTANT + 2))
     assert fuse([dense, lexical], 1) == fused[:1]
+
+
+def test_only_words_beyond_the_longest_are_left_out():
+    assert analyse(f"{'x' * LONGEST_TERM} {'y' * (LONGEST_TERM + 1)} {'é' * 20}") == ["x" * LONGEST_TERM, "e" * 20]

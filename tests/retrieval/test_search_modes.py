@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import functools
+import itertools
 import json
 import math
 import tempfile
@@ -24,7 +25,7 @@ from retrieval.faiss_folders import export_faiss, import_faiss
 from retrieval.lexical import ANALYSIS, K1, LEXICAL_FILES, POSTINGS, B, analyse
 from retrieval.library import Library
 from retrieval.local import LocalSearcher
-from retrieval.manifest import EXACT, Manifest
+from retrieval.manifest import EXACT, IndexKind, Manifest
 from retrieval.modes import described
 from retrieval.shard_files import file_hash
 from retrieval.view import DatedView
@@ -32,6 +33,7 @@ from retrieval.view import DatedView
 ENCODER = HashingEncoder(32)
 MODES = ("dense", "lexical", "hybrid")
 FIRST = START.date()
+CUTOFF = FIRST + dt.timedelta(days=31)
 LAST = FIRST + dt.timedelta(days=60)
 MONTH = "2024-06"
 
@@ -225,6 +227,13 @@ def test_fused_scores_are_sums_of_reciprocal_ranks_of_ten_candidates_each(search
     hits = search(searchers["hybrid"], query, k=k)
     assert {h.article_id: h.score for h in hits} == pytest.approx({h.article_id: earned[h.article_id] for h in hits})
     assert min(h.score for h in hits) >= sorted(earned.values())[-k]
+
+
+def test_hybrid_answers_do_not_depend_on_how_vectors_are_scanned(built: Path, tmp_path: Path) -> None:
+    build_index(corpus(), ENCODER, tmp_path, kind=IndexKind(name="exact-bf16"))
+    half, exact = searcher(tmp_path, "hybrid"), searcher(built, "hybrid")
+    for words in itertools.pairwise(WORDS):
+        assert search(half, " ".join(words), CUTOFF, k=7) == search(exact, " ".join(words), CUTOFF, k=7) != ()
 
 
 # --- guards
