@@ -186,8 +186,9 @@ def _add(
     for left in adding.iterdir():
         if left.name not in kept:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
-    report = Reporter(progress, sum(len(m.articles) for m in months), sum(s.rows for s in kept.values()))
-    written = write_months(adding, [m for m in months if m.name not in kept], encode, form, report)
+    work = [month for month in months if month.name not in kept]
+    report = Reporter(progress, sum(len(month.new_rows) for month in work))
+    written = write_months(adding, work, encode, form, report)
     shards |= kept | written
     publish(adding, form.encoder, form.kind, [shards[name] for name in sorted(shards)])
     move_into_place(library.directory)

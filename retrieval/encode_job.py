@@ -85,6 +85,8 @@ def _run(tables: list[pa.Table], settings: Settings, facts: EncoderFacts) -> Gen
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # the build shows its own
     context.print_on_execution_start = False
+    if not _log.isEnabledFor(logging.INFO):
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # it tells of every start and end
     encoder, actors = settings.encoder, min(settings.encoder.build_actors, len(tables))
     _log.info("%d chunks are encoded by %d actors", len(tables), actors)
     encoded = ray.data.from_arrow(tables).map_batches(

@@ -82,10 +82,13 @@ def verify_index(directory: Path, look: Callable[[str], None] | None = None) -> 
             look(shard.month)
         files += len(shard.files)
         where = directory / shard.month
-        for check in (_bytes, _own_manifest, _articles, _vectors, _postings, _servable):
+        before = len(faults)
+        for check in (_bytes, _own_manifest, _articles, _vectors, _postings):
             found = check(where, shard)
             faults += islice(found, SHOWN_PER_FILE)
             unnamed += sum(1 for _ in found)
+        if len(faults) == before:  # else loading would only repeat one of them
+            faults += _servable(where, shard)
         ids[shard.month] = _ids(where)
     found = _twins(directory, ids)
     faults += islice(found, SHOWN_PER_FILE)

@@ -1,5 +1,6 @@
 """The command line as a user meets it: every verb has an example that parses, and an error is a message."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from cluster.config import load_settings
 from cluster.failures import Interrupted
+from retrieval.build import build_from_settings
 from rollout.events.world import make_world, write_settings
 from rollout.progress import Bug, RunSummary
 from scripts.cli import app, main, say_how_it_ended
@@ -136,6 +138,30 @@ def test_an_index_goes_out_as_faiss_shards_and_comes_in_again(tmp_path):
     assert re.search(r"\d+ articles of \d+ folders in \d+ monthly shards", into.stdout)
     refused = run(*again)
     assert (refused.returncode, "holds an index already" in refused.stderr) == (2, True)
+
+
+def test_articles_are_added_to_an_index_that_is_verified_and_counted(tmp_path):
+    world = tmp_path / "world"
+    settings = write_settings(world, make_world(world, 4, 6, 60, 4.0))
+    common = ["--config", settings, "--set", "index.encoder=hashing"]
+    rows = (world / "articles.jsonl").read_text().splitlines()
+    (world / "articles.jsonl").write_text("\n".join(rows[:-1]) + "\n")
+    build_from_settings(load_settings([settings], ["index.encoder=hashing"]))
+    undated = json.dumps({**json.loads(rows[0]), "id": "undated", "published": None})
+    (tmp_path / "news.jsonl").write_text("\n".join([rows[0], rows[-1], undated]) + "\n")
+    added = run("index", "add", tmp_path / "news.jsonl", *common)
+    assert (added.returncode, "1 articles added in 1 months, 1 were there already" in added.stdout) == (0, True), added
+    stats = run("index", "stats", "--json", *common)
+    counted = json.loads(stats.stdout)
+    assert (counted["articles"], counted["without_date"]) == (len(rows), 1)
+    assert "1 of" in CliRunner().invoke(app, ["index", "stats", *map(str, common)]).output
+    sound = run("index", "verify", *common)
+    assert (sound.returncode, "nothing is wrong" in sound.stdout) == (0, True)
+    victim = next((world / "index").glob("*/vectors.npy"))
+    victim.write_bytes(victim.read_bytes()[:-1])
+    damaged = run("index", "verify", *common)
+    assert damaged.returncode == 1
+    assert str(victim) in damaged.stdout
 
 
 def test_a_retry_without_resume_is_refused():
