@@ -18,12 +18,18 @@ class QueueDrain(Generic[Request, Answer]):
     """Calls `answer` with a list of requests, in a thread, one call at a time. Belongs to one event loop."""
 
     def __init__(
-        self, answer: Callable[[Sequence[Request]], Sequence[Answer]], largest: int = 64, linger_s: float = 0.0
+        self,
+        answer: Callable[[Sequence[Request]], Sequence[Answer]],
+        largest: int = 64,
+        linger_s: float = 0.0,
+        of_all: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
-        """`answer` returns one answer per request, aligned; `largest`: most requests per call."""
+        """`answer` returns one answer per request, aligned; `largest`: most requests per call; `of_all`: whether a failure would
+        meet each request of a batch alike, so that none of them is repeated."""
         self._answer = answer
         self._largest = largest
         self._linger_s = linger_s
+        self._of_all = of_all
         self._waiting: list[tuple[Request, asyncio.Future[Answer]]] = []
         self._worker: asyncio.Task[None] | None = None
         self._enough = asyncio.Event()
@@ -51,7 +57,8 @@ class QueueDrain(Generic[Request, Answer]):
             batch = [(request, future) for request, future in batch if not future.done()]
             if batch and not await self._settle(batch):
                 for single in batch:
-                    await self._settle([single])
+                    if not single[1].done():
+                        await self._settle([single])
             await self._linger(min(self._largest, len(batch) + len(self._waiting)))
 
     async def _linger(self, expected: int) -> None:
@@ -68,10 +75,11 @@ class QueueDrain(Generic[Request, Answer]):
         requests = [request for request, _ in batch]
         [outcome] = await asyncio.gather(asyncio.to_thread(self._answer, requests), return_exceptions=True)
         if isinstance(outcome, BaseException):
-            if len(batch) > 1:
+            if len(batch) > 1 and not self._of_all(outcome):
                 return False
-            if not batch[0][1].done():
-                batch[0][1].set_exception(outcome)
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(outcome)
             return True
         for (_, future), answer in zip(batch, outcome, strict=True):
             if not future.done():

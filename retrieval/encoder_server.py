@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from ray.util.metrics import Counter
 
 from cluster.config import EncoderSettings
+from cluster.failures import InfrastructureError
 from retrieval.batching import QueueDrain
 from retrieval.encoder import Encoder, Vectors, encode_queries, encoder_facts, open_encoder
 from retrieval.manifest import EncoderFacts
@@ -29,7 +30,7 @@ class EncoderServer:
         """As `open_encoder`; `name` may be an absolute path. Loads nothing yet, so that a wrong one is an error of a call."""
         self._name, self._batch_size, self._settings = name, batch_size, settings
         self._cache = QueryCache(settings.cached_queries)
-        self._drain: QueueDrain[str, Vectors] = QueueDrain(self._encode_together, batch_size)
+        self._drain: QueueDrain[str, Vectors] = QueueDrain(self._encode_together, batch_size, of_all=_of_all)
         self._counters = [Counter(name, description=text) for name, text in _COUNTERS.items()]
         self._counted = [0, 0]
 
@@ -58,3 +59,8 @@ class EncoderServer:
             if more := sum_ - self._counted[place]:  # Ray's counters refuse to count nothing
                 self._counters[place].inc(more)
                 self._counted[place] = sum_
+
+
+def _of_all(failure: BaseException) -> bool:
+    """A server that is down is not asked anew for each of many queries; one query that it refuses is no fault of the others."""
+    return isinstance(failure, InfrastructureError) and failure.reason != "encoder-refuses"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from corpora import corpus
@@ -16,7 +17,7 @@ from corpora import corpus
 from cluster.config import Settings, load_settings
 from cluster.failures import InfrastructureError, SettingsError
 from cluster.home import model_path
-from retrieval.build import build_from_settings
+from retrieval.build import BuildProgress, build_from_settings
 from retrieval.library import Library
 from retrieval.verify import verify_index
 
@@ -105,6 +106,32 @@ def test_a_build_killed_at_several_moments_leaves_no_wrong_shard_and_ends_in_the
     assert kept >= 1
     assert contents(tmp_path) == clean
     assert verify_index(tmp_path).faults == ()
+
+
+def test_an_actor_that_dies_costs_nothing_but_time(tmp_path: Path) -> None:
+    long = [a.model_copy(update={"text": " ".join(f"{a.id}w{i}" for i in range(300))}) for a in corpus(3000)]
+    file = tmp_path / "articles.jsonl"
+    file.write_text("".join(json.dumps(a.model_dump(mode="json", exclude={"day"})) + "\n" for a in long))
+    killed: list[int] = []
+
+    def kill(progress: BuildProgress) -> None:
+        if not killed and 0 < progress.done < progress.total:
+            workers = [
+                p
+                for p in psutil.Process().children(recursive=True)
+                if "ray::MapWorker" in p.name() + "".join(p.cmdline())
+            ]
+            for worker in workers:
+                worker.kill()
+                killed.append(worker.pid)
+
+    settings = settings_for(
+        file, tmp_path / "job", "encoder.actors=1", "encoder.cpus=0.5", "index.text_characters=3000"
+    )
+    build_from_settings(settings, kill)
+    assert killed
+    build_from_settings(settings_for(file, tmp_path / "here", "index.text_characters=3000"))
+    assert contents(tmp_path / "job") == contents(tmp_path / "here")
 
 
 def test_an_encoder_that_an_actor_cannot_open_ends_the_build_with_its_reason(articles: Path, tmp_path: Path) -> None:
