@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval.article import Article, Hit
-from retrieval.build import build_index, encoded_text
+from retrieval.build import build_index
+from retrieval.chunks import encoded_text
 from retrieval.encoder import HashingEncoder, Vectors
 from retrieval.library import Library
 from retrieval.manifest import EXACT, Approximation, IndexKind

@@ -1,6 +1,7 @@
 """Lexical and hybrid search over whole indexes: what is counted, what is shown, what is refused."""
 
 import asyncio
+import dataclasses
 import datetime as dt
 import functools
 import itertools
@@ -22,11 +23,12 @@ from retrieval.article import Article, Hit
 from retrieval.build import build_from_settings, build_index
 from retrieval.encoder import HashingEncoder, Vectors
 from retrieval.faiss_folders import export_faiss, import_faiss
-from retrieval.lexical import ANALYSIS, K1, LEXICAL_FILES, POSTINGS, B, analyse
+from retrieval.lexical import ANALYSIS, K1, LEXICAL_FILES, POSTINGS, B, LexicalQuery, analyse, no_statistics
 from retrieval.library import Library
 from retrieval.local import LocalSearcher
 from retrieval.manifest import EXACT, IndexKind, Manifest
 from retrieval.modes import described
+from retrieval.scan import Asked, Query, WordCount, WordQuery, answers, check_asked, count_words
 from retrieval.shard_files import file_hash
 from retrieval.view import DatedView
 
@@ -412,3 +414,39 @@ def test_a_report_says_how_a_run_searches(built: Path) -> None:
     assert described(manifest, mode("hybrid", 15)) == (
         "hybrid: exact and BM25 of what is visible, the best 15 of each fused by reciprocal rank"
     )
+
+
+# --- what a holder of shards is asked
+
+
+def test_a_mixed_batch_is_answered_in_its_order_and_as_one_by_one(built: Path) -> None:
+    shards = Library.open(built).load()
+    words = LexicalQuery.of("tariff senate")
+    count = WordCount(words, None, CUTOFF)
+    by_word = WordQuery(words, count_words(shards, count), None, CUTOFF, 3)
+    vectors = [Query(v, None, CUTOFF, 3) for v in ENCODER.encode(["harbour", "copper ballot"])]
+    batch: list[Asked] = [vectors[0], by_word, count, vectors[1], count]
+    told = answers(shards, batch, 280)
+    assert told == [answers(shards, [asked], 280)[0] for asked in batch]
+    assert (told[2], told[0] != told[3]) == (by_word.statistics, True)
+
+
+def test_what_cannot_be_searched_is_refused_before_it_is_queued() -> None:
+    words = LexicalQuery.of("tariff")
+    none = no_statistics(words.terms)
+    vector = ENCODER.encode(["tariff"])[0]
+    for right in (
+        Query(vector, None, CUTOFF, 1),
+        WordQuery(words, none, None, CUTOFF, 1),
+        WordCount(words, None, CUTOFF),
+    ):
+        check_asked(right, 32)
+        with pytest.raises(TypeError, match="cutoff"):
+            check_asked(dataclasses.replace(right, cutoff=START), 32)
+    for k in (0, 1001):
+        with pytest.raises(ValueError, match="top k"):
+            check_asked(WordQuery(words, none, None, CUTOFF, k), 32)
+        with pytest.raises(ValueError, match="top k"):
+            check_asked(Query(vector, None, CUTOFF, k), 32)
+    with pytest.raises(ValueError, match="32"):
+        check_asked(Query(vector[1:], None, CUTOFF, 1), 32)
