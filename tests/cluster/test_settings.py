@@ -1,13 +1,13 @@
 """The settings tree: what is refused, what wins, what survives a round trip."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config import ModelSettings, Settings, dump_settings, load_settings
+from cluster.config import BudgetSettings, ModelSettings, Settings, dump_settings, load_settings
 from cluster.failures import SettingsError
 
 
@@ -129,3 +129,14 @@ def test_a_vllm_model_is_called_by_its_folder_and_a_rule_by_its_kind() -> None:
     assert ModelSettings(path="a/b/tuned").label == "tuned"
     assert ModelSettings(kind="reader").label == "reader"
     assert ModelSettings(kind="reader", name="teacher").label == "teacher"
+
+
+@pytest.mark.parametrize(
+    ("preset", "iterations", "calls"), [("dojo", 120, 400), ("dojo-train", 80, 200), ("oracleproto", 6, 4)]
+)
+def test_a_budget_preset_is_its_papers_and_gives_way_to_what_is_said(
+    preset: Literal["dojo", "dojo-train", "oracleproto"], iterations: int, calls: int
+) -> None:
+    assert BudgetSettings(preset=preset).resolved == (iterations, calls)
+    assert BudgetSettings(preset=preset, iterations=3).resolved == (3, calls)
+    assert BudgetSettings(preset=preset, calls=2).resolved == (iterations, 2)

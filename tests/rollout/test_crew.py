@@ -2,6 +2,8 @@
 
 import asyncio
 import datetime as dt
+import os
+import signal
 
 import pytest
 from coordinated import LIMITS, packed, view
@@ -104,7 +106,7 @@ def test_workers_are_replaced_at_a_bounded_rate_and_not_only_so_often():
     assert len(hired) == REPLACEMENTS + 1
 
 
-def sitting(workers, size, tmp_path, pool=None):
+def sitting(workers, size, tmp_path, pool=None, grace_s=1.0):
     """A sitting of a few forecasts whose workers are these, in order; its halt and the ledger's failures."""
     days = [dt.date(2030, 1, d) for d in range(1, 9)]
     keys = schedule("m", {"a": days}, ("memory-free",), 1)
@@ -115,7 +117,7 @@ def sitting(workers, size, tmp_path, pool=None):
         async def story():
             crew = Crew(hiring(workers), size, 10.0, lambda _: None)
             async with asyncio.timeout(60):
-                return await Sitting(coordinator, crew, 1, ledger, pool, 1.0, lambda: None).run()
+                return await Sitting(coordinator, crew, 1, ledger, pool, grace_s, lambda: None).run()
 
         halt = asyncio.run(story())
         return halt, ledger.counts(), ledger.failures()
@@ -204,3 +206,24 @@ def test_the_pool_is_told_how_many_steps_are_in_flight_and_which_sessions_nobody
     assert (halt.reason, counts[1]) == ("data-failures", LIMITS.data_failures + 1)
     assert max(told) == 1
     assert released[0] == "a/memory-free/0/2030-01-01"
+
+
+def test_a_first_signal_lets_a_running_step_finish_and_a_second_one_does_not_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(sitting_module, "SAY_SECONDS", 0.01)
+
+    class Signalled(Played):
+        """Its step never ends; the driver is told to stop as soon as it runs, and again when it has been told once."""
+
+        async def _take(self, leases, abandoned):
+            await super()._take(leases, abandoned)
+            ended.extend(abandoned)
+            if leases:
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(0.05)
+                assert not ended, "it may still finish"
+                os.kill(os.getpid(), signal.SIGINT)
+
+    ended = []
+    halt, counts, failures = sitting([Signalled(until=lambda: False)], 1, tmp_path, grace_s=1000.0)
+    assert (halt.reason, counts, failures) == ("stopped", (8, 0), {})
+    assert ended == [1]
