@@ -233,7 +233,8 @@ def test_a_swapped_checkpoint_serves_and_a_broken_one_is_taken_back(pool, tmp_pa
     eventually(serve(2), pool)
 
 
-def test_a_pool_that_hangs_is_said_and_not_waited_for(pool):
+@pytest.mark.usefixtures("cluster")
+def test_a_pool_that_hangs_is_said_and_not_waited_for():
     @ray.remote(num_cpus=0)
     class Hanging:
         async def until_stopped(self):
@@ -242,21 +243,25 @@ def test_a_pool_that_hangs_is_said_and_not_waited_for(pool):
         async def watch(self, caller, alive):
             pass
 
-        async def view(self):
+        async def view(self, in_flight):
             time.sleep(PATIENCE_SECONDS)
 
-        async def assign(self, *call):
+        async def assign(self, ticket, session, tokens, adapter, caller):
             await asyncio.sleep(PATIENCE_SECONDS)
+
+        async def cancelled(self, ticket):
+            pass
 
     for what in ("view", "generate"):
         hanging = Hanging.remote()
-        client = EngineClient(hanging, pool.facts, 10.0, patience_s=1.0)
+        client = EngineClient(hanging, None, 10.0, patience_s=1.0)
         with pytest.raises(InfrastructureError, match=r"^pool-unreachable: the engine pool's actor lives, but"):
             asyncio.run(client.view() if what == "view" else client.generate("s", [1], 1, []))
         ray.kill(hanging)
 
 
-def test_an_engine_is_waited_for_as_long_as_the_pool_says_that_it_lives(pool):
+@pytest.mark.usefixtures("cluster")
+def test_an_engine_is_waited_for_as_long_as_the_pool_says_that_it_lives():
     @ray.remote(num_cpus=0)
     class Waiting:
         asked = 0
@@ -267,17 +272,18 @@ def test_an_engine_is_waited_for_as_long_as_the_pool_says_that_it_lives(pool):
         async def watch(self, caller, alive):
             pass
 
-        async def view(self):
+        async def view(self, in_flight):
             self.asked += 1
 
-        async def assign(self, *call):
+        async def assign(self, ticket, session, tokens, adapter, caller):
             while self.asked < 3:
                 await asyncio.sleep(0.05)
             raise InfrastructureError("no-engine", "in the end there was none")
 
     waiting = Waiting.remote()
+    ray.get(waiting.view.remote(0))
     with pytest.raises(InfrastructureError, match="in the end there was none"):
-        asyncio.run(EngineClient(waiting, pool.facts, 10.0, patience_s=0.2).generate("s", [1], 1, []))
+        asyncio.run(EngineClient(waiting, None, 10.0, patience_s=2.0).generate("s", [1], 1, []))
     ray.kill(waiting)
 
 
