@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrieval.bounds import Norms, largest_norm
 from retrieval.canonical import Ranked, canonical_scores
 from retrieval.days import DayTable
 from retrieval.exact import Certified, Exact
 from retrieval.half import copy_norms, to_half
 from retrieval.kernel_device import DeviceKernel
+from retrieval.kernel_numpy import NumpyKernel
 from retrieval.kinds import certified_finder, exact_finder, rescorer
 from retrieval.mask import MAXIMUM_K, Vectors
 from retrieval.shard import Shard
+from retrieval.shared_cutoff import SharedCutoff
 
 Make = Callable[..., Shard]
 
@@ -67,7 +70,14 @@ def device_certified(vectors: Vectors, offsets: list[int], block_rows: int | Non
     return Shard(vectors, days, Certified(rescorer(vectors, days), kernel, exact_finder(vectors, days)))
 
 
-kinds = pytest.mark.parametrize("make", [exact, certified, device_exact, device_certified])
+def shared(vectors: Vectors, offsets: list[int], block_rows: int | None = None) -> Shard:
+    """With FAISS wherever cutoffs coincide, whatever the dimension and the number of queries."""
+    days, norms = table(offsets), Norms(row=largest_norm(vectors))
+    scan = Exact(rescorer(vectors, days), NumpyKernel(vectors, norms, block_rows))
+    return Shard(vectors, days, SharedCutoff(vectors, norms, rescorer(vectors, days), scan, together=1))
+
+
+kinds = pytest.mark.parametrize("make", [exact, certified, device_exact, device_certified, shared])
 
 
 @st.composite
@@ -180,6 +190,21 @@ def test_a_later_cutoff_only_inserts_newer_rows(make: Make, seed: int, rows: int
 
 
 @kinds
+def test_queries_with_one_cutoff_are_answered_alike_together_and_alone(make: Make) -> None:
+    vectors = unit(5, 3000, 48)
+    vectors[100:2900:7] = vectors[50]  # more ties than are fetched beyond k
+    close = np.arange(101, 2900, 11)
+    vectors[close] = np.nextafter(vectors[close - 1], np.float32(1))
+    offsets = [i // 100 for i in range(3000)]
+    queries = np.concatenate([unit(6, 7, 48), vectors[50:51], vectors[101:102]])
+    shard = make(vectors, offsets, 512)
+    for low, high in ((0, 3000), (17, 2500), (0, 5), (100, 116), (8, 9), (4, 4)):
+        answers = shard.search(queries, [(low, high)] * 9, 10)
+        for query, answer in zip(queries, answers, strict=True):
+            assert pairs(answer) == reference(vectors, offsets, query, low, high, 10)
+
+
+@kinds
 def test_an_answer_does_not_depend_on_what_is_searched_with_it(make: Make) -> None:
     vectors, queries = unit(5, 2000, 384), unit(6, 33, 384)
     shard = make(vectors, [0] * 2000, 512)
@@ -208,7 +233,7 @@ def test_thousands_of_equal_rows_are_ordered_by_day_then_row(make: Make) -> None
     shard = make(vectors, offsets, 64)
     for answer in shard.search(queries, [(0, 4999)] * 3, 60):
         assert answer.rows == (*range(4950, 4999), *range(4900, 4911))
-    assert shard.counts.fallbacks == (0 if make in (exact, device_exact) else 3)
+    assert shard.counts.fallbacks == (0 if make in (exact, device_exact, shared) else 3)
     assert shard.counts.queries == 3
 
 
