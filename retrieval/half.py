@@ -24,9 +24,9 @@ def from_half(half: Half) -> Vectors:
     return values
 
 
-def half_copy(vectors: Vectors) -> Half:
-    """`to_half` of a whole shard, without the intermediate copies of one."""
-    half = np.empty(vectors.shape, np.uint16)
+def half_copy(vectors: Vectors, into: Half | None = None) -> Half:
+    """`to_half` of a whole shard, without the intermediate copies of one. `into`: a mapped file of that shape; None: memory."""
+    half = np.empty(vectors.shape, np.uint16) if into is None else into
     for start in range(0, len(vectors), _CHUNK_ROWS):
         half[start : start + _CHUNK_ROWS] = to_half(vectors[start : start + _CHUNK_ROWS])
     return half

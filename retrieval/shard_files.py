@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.lib.format import open_memmap
 from pydantic import ValidationError
 
 from cluster.config import Device
@@ -39,6 +40,8 @@ from retrieval.snippet import snippet
 
 VECTORS, DAYS, ARTICLES, SHARD = "vectors.npy", "days.json", "articles.arrow", "shard.json"
 HALF, LISTS = "vectors.bf16.npy", "lists.faiss"
+
+_open_memmap: Callable[..., Any] = open_memmap
 
 _SCHEMA = pa.schema(
     [
@@ -156,7 +159,7 @@ def write_shard(
     recall = None
     if kind.name == "exact-bf16":
         names.append(HALF)
-        np.save(building / HALF, half_copy(vectors), allow_pickle=False)
+        half_copy(vectors, _open_memmap(building / HALF, mode="w+", dtype=np.uint16, shape=vectors.shape))
     elif kind.approximation is not None and len(vectors) >= FEWEST_ROWS:
         names.append(LISTS)
         recall = _write_lists(building / LISTS, vectors, days, kind.approximation)
