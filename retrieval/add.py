@@ -17,6 +17,7 @@ from cluster.config import ArticlesSettings, Settings
 from cluster.failures import SettingsError
 from cluster.record import Record
 from retrieval.article import Article
+from retrieval.article_table import article_of
 from retrieval.build import ADDED, QUARANTINE, Progress, Reporter, encoder_identity, encoding, index_kind
 from retrieval.chunks import Encode
 from retrieval.corpus.load import load_articles
@@ -28,7 +29,6 @@ from retrieval.local import require_encoder
 from retrieval.manifest import ShardManifest
 from retrieval.months import Form, Known, Month, write_months
 from retrieval.shard_files import (
-    article_of,
     file_hash,
     finished_shard,
     load_shard,

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 from cluster.config import Device
 from cluster.failures import DataError, SettingsError
 from retrieval.article import Article, Hit
+from retrieval.article_table import SCHEMA, article_of, mapped_articles, words_of, write_articles
 from retrieval.days import DayTable
 from retrieval.encoder import Vectors
 from retrieval.finder import Finder
@@ -42,20 +43,6 @@ VECTORS, DAYS, ARTICLES, SHARD = "vectors.npy", "days.json", "articles.arrow", "
 HALF, LISTS = "vectors.bf16.npy", "lists.faiss"
 
 _open_memmap: Callable[..., Any] = open_memmap
-
-_SCHEMA = pa.schema(
-    [
-        ("id", pa.large_string()),
-        ("day", pa.date32()),
-        ("published", pa.timestamp("us", tz="UTC")),
-        ("url", pa.large_string()),
-        ("title", pa.large_string()),
-        ("summary", pa.large_string()),
-        ("text", pa.large_string()),
-        ("date_source", pa.large_string()),
-        ("source", pa.large_string()),
-    ]
-)
 
 BUILD_POSTINGS = "set index.lexical: true and run `pastcast index build`, which encodes nothing again"
 
@@ -154,7 +141,7 @@ def write_shard(
     building.mkdir()
     np.save(building / VECTORS, np.ascontiguousarray(vectors), allow_pickle=False)
     (building / DAYS).write_text(days.model_dump_json(indent=1) + "\n")
-    _write_articles(building / ARTICLES, articles)
+    write_articles(building / ARTICLES, articles)
     names = [VECTORS, DAYS, ARTICLES]
     recall = None
     if kind.name == "exact-bf16":
@@ -217,7 +204,7 @@ def load_shard(directory: Path, manifest: ShardManifest, device: Device = "cpu")
     try:
         days = DayTable.model_validate_json((where / DAYS).read_bytes())
         vectors = _mapped(where / VECTORS)
-        articles = mapped_articles(where)
+        articles = mapped_articles(where / ARTICLES)
         _check_rows(articles, days, manifest)
         shard = Shard(vectors, days, _finder(where, manifest, vectors, days, device))
         if shard.dimension != manifest.encoder.dimension:
@@ -243,20 +230,9 @@ def load_texts(directory: Path, manifest: ShardManifest) -> pa.Table:
     where = directory / manifest.month
     check_hashes(where, manifest, (ARTICLES,))
     try:
-        return mapped_articles(where)
+        return mapped_articles(where / ARTICLES)
     except (OSError, ValueError) as error:
         raise DataError(f"{where / ARTICLES} cannot be read: {error}; build the index again") from error
-
-
-def mapped_articles(where: Path) -> pa.Table:
-    """The articles in a month's folder, memory-mapped. Raises OSError and ValueError."""
-    with pa.memory_map(str(where / ARTICLES)) as stream:
-        return pa.ipc.open_file(stream).read_all()
-
-
-def article_of(fields: dict[str, Any]) -> Article:
-    """The article of a stored row."""
-    return Article(**{name: value for name, value in fields.items() if name != "day"})
 
 
 def not_unit(vectors: Vectors) -> Iterator[int]:
@@ -336,7 +312,7 @@ def _needed(manifest: ShardManifest) -> list[str]:
 
 def _check_rows(articles: pa.Table, days: DayTable, manifest: ShardManifest) -> None:
     """Raises ValueError unless rows, order, instants, month and day table agree."""
-    if not articles.schema.equals(_SCHEMA):
+    if not articles.schema.equals(SCHEMA):
         raise ValueError(f"{ARTICLES} has other columns than this version writes")
     if not articles.num_rows == days.rows == manifest.rows:
         raise ValueError(f"{articles.num_rows} articles, {days.rows} rows in {DAYS}, {manifest.rows} in the manifest")
@@ -370,30 +346,6 @@ def _check_vectors(vectors: Vectors, articles: Sequence[Article], encoder: Encod
             f"encoder {encoder.name} gave article {articles[row].id!r} (row {row} of {month_of(articles[row].day)}) a vector that is "
             "not of unit length; the scores of others would not compare with its own"
         )
-
-
-def _write_articles(file: Path, articles: Sequence[Article]) -> None:
-    columns: dict[str, list[Any]] = {name: [getattr(a, name) for a in articles] for name in _SCHEMA.names}
-    try:
-        table = pa.table(columns, schema=_SCHEMA)
-    except UnicodeEncodeError as error:
-        bad = next(a.id for a in articles if not _is_utf8(a))
-        raise DataError(
-            f"article {bad!r} holds a lone surrogate, which is no text; repair it where it is read"
-        ) from error
-    with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, _SCHEMA) as writer:
-        writer.write_table(table)
-
-
-def words_of(article: Article) -> str:
-    """What of an article a lexical search finds: all of it."""
-    return "\n".join((article.title, article.summary, article.text))
-
-
-def _is_utf8(article: Article) -> bool:
-    return not any(
-        0xD800 <= ord(c) <= 0xDFFF for value in dict(article).values() if isinstance(value, str) for c in value
-    )
 
 
 def month_of(day: dt.date) -> str:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from cluster.failures import PastcastError
 from cluster.record import Record
+from retrieval.article_table import article_of, mapped_articles, words_of
 from retrieval.days import DayTable
 from retrieval.half import to_half
 from retrieval.lexical import ANALYSIS, LEXICAL_FILES
@@ -32,14 +33,11 @@ from retrieval.shard_files import (
     LISTS,
     SHARD,
     VECTORS,
-    article_of,
     file_hash,
     load_shard,
-    mapped_articles,
     not_unit,
     source_hash,
     stored_vectors,
-    words_of,
 )
 
 SHOWN_PER_FILE = 20
@@ -126,7 +124,7 @@ def _articles(where: Path, shard: ShardManifest) -> Faults:
     """Rows against the day table, the month, their order, and the hash of the articles that they were made from."""
     file = where / ARTICLES
     try:
-        texts = mapped_articles(where)
+        texts = mapped_articles(where / ARTICLES)
     except (OSError, ValueError) as error:
         yield Fault(file=file, what=f"cannot be read: {error}")
         return
@@ -206,7 +204,7 @@ def _postings(where: Path, shard: ShardManifest) -> Faults:
         yield Fault(file=where / SHARD, what=f"has postings by {shard.lexical}; this version reads {ANALYSIS}")
         return
     try:
-        texts = mapped_articles(where)
+        texts = mapped_articles(where / ARTICLES)
         articles = (article_of(fields) for fields in _stored_rows(texts))
         with tempfile.TemporaryDirectory() as folder:
             again = Path(folder)
@@ -233,7 +231,7 @@ def _stored_rows(texts: pa.Table) -> Iterator[dict[str, Any]]:
 
 def _ids(where: Path) -> Any:
     try:
-        return mapped_articles(where)["id"].combine_chunks()
+        return mapped_articles(where / ARTICLES)["id"].combine_chunks()
     except (OSError, ValueError):
         return pa.array([], pa.large_string())  # said already
 
