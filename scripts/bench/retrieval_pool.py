@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import ray
@@ -23,14 +23,18 @@ from retrieval.article import Article, Hit
 from retrieval.encoder import Vectors
 from retrieval.index_folder import publish
 from retrieval.library import Library
-from retrieval.manifest import EncoderIdentity, IndexKind, ShardManifest
+from retrieval.manifest import EXACT, EncoderIdentity, IndexKind, ShardManifest
 from retrieval.pool import RetrievalPool, start_pool
 from retrieval.scan import Query, search_shards
-from retrieval.shard_files import StoredShard, month_of, write_shard
+from retrieval.shard_files import HALF, StoredShard, month_of, write_shard
 from retrieval.shard_metrics import Work
 from retrieval.workers import granted_cores
 
+Kind = Literal["exact", "exact-bf16"]
+
 CALLERS = (1, 8, 32, 128)
+
+_BOTH = IndexKind(name="exact-bf16")
 
 _MONTH_ROWS = 100_000
 _DAYS = 28
@@ -40,6 +44,8 @@ _FIRST_MONTH = dt.date(2020, 1, 1)
 class PoolResult(Record):
     """The pool with so many callers at once, and the peer with as many. Medians over the rounds."""
 
+    kind: Kind
+    """How both search."""
     callers: int
     queries_per_s: float
     p50_ms: float
@@ -64,8 +70,8 @@ class Turn(Record):
 class OneAtATime:
     """The peer: an actor with the same shards and cores that answers each call by itself, as a plain search service does."""
 
-    def __init__(self, directory: Path) -> None:
-        self._shards: dict[str, StoredShard] = Library.open(directory).load()
+    def __init__(self, library: Library) -> None:
+        self._shards: dict[str, StoredShard] = library.load()
 
     def search(self, vector: Vectors, first_day: dt.date | None, cutoff: dt.date, k: int) -> list[Hit]:
         """The best k hits."""
@@ -75,8 +81,8 @@ class OneAtATime:
 Ask = Callable[[Query], Awaitable[Any]]
 
 
-def make_index(directory: Path, rows: int, dim: int, kind: Literal["exact", "exact-bf16"], seed: int) -> list[dt.date]:
-    """Random unit vectors under short articles, as an index; the days on which there are any."""
+def make_index(directory: Path, rows: int, dim: int, seed: int) -> list[dt.date]:
+    """Random unit vectors under short articles, as an index with a half-precision copy; the days on which there are any."""
     random = np.random.default_rng(seed)
     encoder = EncoderIdentity(name="random", fingerprint="none", dimension=dim, text_characters=1_000)
     directory.mkdir(parents=True)
@@ -89,9 +95,22 @@ def make_index(directory: Path, rows: int, dim: int, kind: Literal["exact", "exa
         drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
         articles = [_article(start + i, first + dt.timedelta(days=i * _DAYS // count)) for i in range(count)]
         days |= {articles[i].day for i in range(0, count, max(1, count // 100))}
-        shards.append(write_shard(directory, month_of(first), articles, drawn, encoder, IndexKind(name=kind)))
-    publish(directory, encoder, IndexKind(name=kind), shards)
+        shards.append(write_shard(directory, month_of(first), articles, drawn, encoder, _BOTH))
+    publish(directory, encoder, _BOTH, shards)
     return sorted(days)
+
+
+def opened_as(directory: Path, kind: Kind) -> Library:
+    """The index as one of this kind: without its half-precision copy it is an exact one."""
+    library = Library.open(directory)
+    if kind == "exact-bf16":
+        return library
+    without = {"kind": EXACT}
+    shards = tuple(
+        s.model_copy(update={**without, "files": {name: h for name, h in s.files.items() if name != HALF}})
+        for s in library.manifest.shards
+    )
+    return Library(directory, library.manifest.model_copy(update={**without, "shards": shards}))
 
 
 def _article(number: int, day: dt.date) -> Article:
@@ -100,7 +119,7 @@ def _article(number: int, day: dt.date) -> Article:
         url=f"https://example.org/{number}",
         title=f"Article {number}",
         summary="",
-        text="Nothing of interest happened. " * 12,
+        text="Nothing of interest happened.",
         published=dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC),
         date_source="published",
         source="Example",
@@ -139,7 +158,13 @@ async def _turn(ask: Ask, queries: Sequence[Query], callers: int, seconds: float
 
 
 def _compare(
-    pool: RetrievalPool, peer: Any, queries: Sequence[Query], callers: Sequence[int], rounds: int, seconds: float
+    kind: Kind,
+    pool: RetrievalPool,
+    peer: Any,
+    queries: Sequence[Query],
+    callers: Sequence[int],
+    rounds: int,
+    seconds: float,
 ) -> list[PoolResult]:
     client = pool.client()
 
@@ -161,14 +186,15 @@ def _compare(
             mine = asyncio.run(_turn(ours, queries, n, seconds))
             batch = (work() - before).mean_batch
             made[n].append((mine, asyncio.run(_turn(theirs, queries, n, seconds)), batch))
-    return [_result(n, turns) for n, turns in made.items()]
+    return [_result(kind, n, turns) for n, turns in made.items()]
 
 
-def _result(callers: int, turns: Sequence[tuple[Turn, Turn, float]]) -> PoolResult:
+def _result(kind: Kind, callers: int, turns: Sequence[tuple[Turn, Turn, float]]) -> PoolResult:
     def median(values: Sequence[float]) -> float:
         return float(np.median(values))
 
     return PoolResult(
+        kind=kind,
         callers=callers,
         queries_per_s=median([mine.queries_per_s for mine, _, _ in turns]),
         p50_ms=median([mine.p50_ms for mine, _, _ in turns]),
@@ -184,7 +210,7 @@ def pool_results(
     rows: int,
     dim: int,
     *,
-    kind: Literal["exact", "exact-bf16"] = "exact",
+    kinds: Sequence[Kind] = get_args(Kind),
     cutoffs: str,
     k: int,
     callers: Sequence[int] = CALLERS,
@@ -197,18 +223,23 @@ def pool_results(
     cores = granted_cores()
     with tempfile.TemporaryDirectory(prefix="bench-pool-", dir=data) as name:
         directory = Path(name) / "index"
-        days = make_index(directory, rows, dim, kind, seed)
+        queries = make_queries(make_index(directory, rows, dim, seed), dim, cutoffs, k, seed)
         overrides = [
             f"index.directory={directory}",
-            f"index.kind={kind}",
             "retrieval.shard_actors=1",
             f"retrieval.actor_cpus={cores}",
         ]
-        ray.init(address="local", num_cpus=3 * cores, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=2 * cores, include_dashboard=False, log_to_driver=False)
+        made: list[PoolResult] = []
         try:
-            pool = start_pool(Library.open(directory), load_settings(overrides=overrides), None)
-            peer = ray.remote(OneAtATime).options(num_cpus=cores, max_concurrency=1).remote(directory)
-            return _compare(pool, peer, make_queries(days, dim, cutoffs, k, seed), callers, rounds, seconds)
+            for kind in kinds:
+                library = opened_as(directory, kind)
+                pool = start_pool(library, load_settings(overrides=overrides), None)
+                peer = ray.remote(OneAtATime).options(num_cpus=cores, max_concurrency=1).remote(library)
+                made += _compare(kind, pool, peer, queries, callers, rounds, seconds)
+                pool.close()
+                ray.kill(peer)
+            return made
         finally:
             ray.shutdown()
 
@@ -218,10 +249,11 @@ def pool_table(results: Sequence[PoolResult]) -> Table:
     table = Table(
         title="the Ray pool: a shard actor under concurrent callers, and one that answers one query at a time"
     )
+    table.add_column("kind")
     for column in ("callers", "queries/s", "p50 ms", "p95 ms", "mean batch", "one at a time: queries/s", "p50 ms", "×"):
         table.add_column(column, justify="right")
     for r in results:
         ours = (f"{r.queries_per_s:.0f}", f"{r.p50_ms:.1f}", f"{r.p95_ms:.1f}", f"{r.mean_batch:.1f}")
         theirs = (f"{r.one_at_a_time_queries_per_s:.0f}", f"{r.one_at_a_time_p50_ms:.1f}", f"{r.speedup:.1f}")
-        table.add_row(str(r.callers), *ours, *theirs)
+        table.add_row(r.kind, str(r.callers), *ours, *theirs)
     return table
