@@ -50,6 +50,8 @@ class AddSummary(Record):
     """Articles that the index held, word for word."""
     quarantined: dict[str, int]
     """Reason → rows that became no article of the index; `changed-article`: the index holds another one with that id."""
+    naive_times: int
+    """Times without an offset; they were taken in `articles.time_zone`."""
     rewritten: tuple[str, ...]
     """Months that were written."""
     articles: int
@@ -97,6 +99,7 @@ def add_from_settings(settings: Settings, file: Path, progress: Progress | None 
         added=len(new),
         already=len(loaded.records) - len(new),
         quarantined=dict(loaded.quarantined),
+        naive_times=loaded.naive_times,
         rewritten=rewritten,
         articles=whole.rows,
         shards=len(whole.manifest.shards),

@@ -49,6 +49,8 @@ class BuildSummary(Record):
     """Shards that an earlier build had finished."""
     quarantined: dict[str, int] = {}
     """Reason → rows of the input that became no article."""
+    naive_times: int = 0
+    """Times without an offset; they were taken in `articles.time_zone`."""
     fingerprint: str
     directory: Path
 
@@ -84,7 +86,7 @@ def build_from_settings(settings: Settings, progress: Progress | None = None) ->
     summary = _build(loaded.records, form, encoding(settings, facts), index.directory, progress)
     for file in quarantine.glob(f"{ADDED}*.jsonl"):
         file.unlink()  # of rows that were added to the index that this one replaces
-    return summary.model_copy(update={"quarantined": dict(loaded.quarantined)})
+    return summary.model_copy(update={"quarantined": dict(loaded.quarantined), "naive_times": loaded.naive_times})
 
 
 def build_index(

@@ -12,7 +12,7 @@ from cluster.config import Settings, dump_settings, load_settings
 from cluster.failures import FailureKind, Interrupted, PastcastError, SettingsError
 from scripts.index_cli import index_app
 from scripts.terminal import ProgressBar, console, errors
-from scripts.verbs import Config, Set, print_counts, verb
+from scripts.verbs import Config, Set, print_counts, print_naive_times, verb
 
 if TYPE_CHECKING:
     from rollout.progress import RunSummary
@@ -116,8 +116,7 @@ def rollout(
         console.print(dump_settings(settings), highlight=False, markup=False)
     print_counts("rows of the events file not used", plan.quarantined)
     print_counts("events not run", plan.dropped)
-    if plan.naive_times:
-        console.print(f"{plan.naive_times} times without an offset were taken as {settings.events.time_zone}")
+    print_naive_times(plan.naive_times, settings.events.time_zone)
     if plan.hidden_deadlines:
         console.print(f"{plan.hidden_deadlines} deadlines are not shown: their source moves them to the settlement")
     cost = "" if plan.cost is None else f" for ${plan.cost:,.2f}"

@@ -8,7 +8,7 @@ import typer
 
 from cluster.config import load_settings
 from scripts.terminal import ProgressBar, console
-from scripts.verbs import Config, Set, print_counts, verb
+from scripts.verbs import Config, Set, print_counts, print_naive_times, verb
 
 index_app = typer.Typer(no_args_is_help=True)
 
@@ -22,6 +22,7 @@ def build(config: Config = [], set_: Set = []) -> None:  # noqa: B006
     with ProgressBar("index") as bar:
         summary = build_from_settings(settings, lambda p: bar.update(p.done, p.total, p.month))
     print_counts("rows of the articles file not used", summary.quarantined)
+    print_naive_times(summary.naive_times, settings.articles.time_zone)
     console.print(
         f"{summary.articles} articles in {summary.shards} monthly shards ({summary.kept} kept), {summary.directory}",
         highlight=False,
@@ -37,9 +38,11 @@ def add(
     """Add articles to the index; other months stay as they are, and no article is replaced."""
     from retrieval.add import add_from_settings
 
+    settings = load_settings(config, set_)
     with ProgressBar("index") as bar:
-        summary = add_from_settings(load_settings(config, set_), file, lambda p: bar.update(p.done, p.total, p.month))
+        summary = add_from_settings(settings, file, lambda p: bar.update(p.done, p.total, p.month))
     print_counts("rows of the file not used", summary.quarantined)
+    print_naive_times(summary.naive_times, settings.articles.time_zone)
     console.print(
         f"{summary.added} articles added in {len(summary.rewritten)} months, {summary.already} were there already; "
         f"{summary.articles} articles in {summary.shards} monthly shards, {summary.directory}",

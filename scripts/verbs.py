@@ -24,6 +24,12 @@ def verb(parent: typer.Typer, name: str, example: str) -> Callable[[Callable[...
     return register
 
 
+def print_naive_times(count: int, time_zone: str) -> None:
+    """How many times rest on a guess, where there are any."""
+    if count:
+        console.print(f"{count} times without an offset were taken as {time_zone}", highlight=False)
+
+
 def print_counts(title: str, counts: dict[str, int]) -> None:
     """A small table; nothing where there is nothing to count."""
     if not counts:

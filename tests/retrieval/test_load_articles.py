@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.config import ArticlesSettings, load_settings
+from retrieval.build import build_from_settings
 from retrieval.corpus.load import load_articles
 
 REPOSITORY = Path(__file__).parents[2]
@@ -47,6 +48,7 @@ def test_foreign_rows_become_articles_or_named_reasons(tmp_path: Path) -> None:
     assert len((tmp_path / "q" / "articles.jsonl").read_text().splitlines()) == 7
 
 
+NAIVE_AND_NOT = ["2024-07-01T12:00:00", "2024-07-01", "2024-07-01T12:00:00+02:00"]
 CRAWL_MAPPING = MAPPING | {"crawled": "fetched"}
 
 
@@ -106,6 +108,21 @@ def test_an_article_that_is_dated_after_its_crawl_is_quarantined(tmp_path: Path)
     ]
     day = ("2024-07-01", "published")
     assert days_and_reasons(tmp_path, rows) == ([day, day], {"dated-after-crawl": 3, "unparsable-time": 1})
+
+
+def test_a_build_tells_how_many_times_had_no_offset(tmp_path: Path) -> None:
+    rows = [GOOD | {"url": f"https://n.example/{i}", "publishedAt": at} for i, at in enumerate(NAIVE_AND_NOT)]
+    settings = load_settings(
+        overrides=[
+            f"articles.path={write(tmp_path / 'a.jsonl', rows)}",
+            "articles.format=jsonl",
+            f"articles.fields={json.dumps(MAPPING)}",
+            f"index.directory={tmp_path / 'index'}",
+            "index.encoder=hashing",
+        ]
+    )
+    summary = build_from_settings(settings)
+    assert (summary.articles, summary.naive_times) == (3, 2)
 
 
 def test_the_years_of_publication_are_a_setting(tmp_path: Path) -> None:
