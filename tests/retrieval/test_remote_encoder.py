@@ -68,7 +68,6 @@ def opened() -> Iterator[Callable[..., RemoteEncoder]]:
             "network_backoff_s": (0.01, 0.01),
             "server_backoff_s": (0.01, 0.01),
             "rate_limit_backoff_s": (0.01, 0.01),
-            "call_timeout_s": 5,
         } | changes.pop("server", {})
         settings = EncoderSettings.model_validate({"kind": "remote", "dimension": DIMENSION, "server": tree, **changes})
         made.append(RemoteEncoder("served", batch, settings, {"KEYS": keys}, sleep=no_sleep))
