@@ -13,97 +13,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 
 from cluster.clock import Clock, utc_now
 from cluster.failures import DataError, FailureKind
 from cluster.lock import try_lock
-from cluster.record import Record
+from rollout.changes import Change, Committed, Retried, Superseded
+from rollout.ledger_file import IS_KEY, KEY, SCHEMA, SCHEMA_VERSION, committed, connect, key_of, row_of
 from rollout.notebook import NotebookState
 from rollout.packed import PackedForecast, unpack_trajectory
 from rollout.record import ForecastKey, ForecastRecord
 from rollout.trajectory import Trajectory
-
-SCHEMA_VERSION = 2
-_KEY = "model, event, date, mode, rollout"
-_IS_KEY = "model = ? AND event = ? AND date = ? AND mode = ? AND rollout = ?"
-# What is read for every record of a run stands apart from what is large: opening a run must not read its trajectories.
-_SCHEMA = f"""
-CREATE TABLE version (number INTEGER NOT NULL);
-INSERT INTO version VALUES ({SCHEMA_VERSION});
-CREATE TABLE scheduled (
-    position INTEGER PRIMARY KEY,
-    model TEXT NOT NULL, event TEXT NOT NULL, date TEXT NOT NULL, mode TEXT NOT NULL, rollout INTEGER NOT NULL,
-    UNIQUE ({_KEY})
-);
--- Append-only. `change` numbers everything that happens to the ledger: commits here and retractions in `superseded`.
-CREATE TABLE forecasts (
-    change INTEGER PRIMARY KEY,
-    position INTEGER NOT NULL REFERENCES scheduled (position),
-    committed TEXT NOT NULL,
-    kind TEXT, reason TEXT, notebook TEXT,
-    output_tokens INTEGER NOT NULL, price REAL NOT NULL
-);
-CREATE TABLE contents (
-    change INTEGER PRIMARY KEY REFERENCES forecasts (change),
-    record TEXT NOT NULL,
-    trajectory BLOB
-);
-CREATE TABLE current (
-    position INTEGER PRIMARY KEY REFERENCES scheduled (position),
-    forecast INTEGER NOT NULL UNIQUE REFERENCES forecasts (change)
-);
-CREATE TABLE superseded (
-    change INTEGER PRIMARY KEY,
-    forecast INTEGER NOT NULL UNIQUE REFERENCES forecasts (change),
-    at TEXT NOT NULL,
-    why TEXT NOT NULL
-);
-"""
-
-
-class Retried(Record):
-    """What a retry opened again."""
-
-    failures: dict[str, int]
-    """Records that were failures, by reason."""
-    later_steps: int
-    """Records of later dates of the same memory-on chains: they were made from notebooks that the retry replaces."""
-
-    @property
-    def total(self) -> int:
-        """Forecasts that are open again."""
-        return sum(self.failures.values()) + self.later_steps
-
-
-class Committed(Record):
-    """A change of the ledger: a forecast was recorded. As it is stored, nothing parsed."""
-
-    change: int
-    at: dt.datetime
-    key: ForecastKey
-    kind: FailureKind | None
-    reason: str | None
-    notebook: str | None
-    """NotebookState as JSON."""
-    output_tokens: int
-    price: float
-    record: str
-    trajectory: bytes | None
-    """Packed."""
-
-
-class Superseded(Record):
-    """A change of the ledger: a record was taken back and its key is open again."""
-
-    change: int
-    forecast: int
-    """The change that had recorded it."""
-    at: dt.datetime
-    why: str
-
-
-Change = Committed | Superseded
 
 
 class Ledger:
@@ -121,12 +41,12 @@ class Ledger:
     @classmethod
     def create(cls, path: Path, schedule: Iterable[ForecastKey], clock: Clock = utc_now) -> Self:
         """A new ledger that expects every key of `schedule`. Raises DataError if a key stands twice."""
-        connection = _connect(path)
-        keys = (_row(key) for key in schedule)
+        connection = connect(path)
+        keys = (row_of(key) for key in schedule)
         try:
             with connection:
-                connection.executescript("BEGIN;" + _SCHEMA)
-                connection.executemany(f"INSERT INTO scheduled ({_KEY}) VALUES (?, ?, ?, ?, ?)", keys)
+                connection.executescript("BEGIN;" + SCHEMA)
+                connection.executemany(f"INSERT INTO scheduled ({KEY}) VALUES (?, ?, ?, ?, ?)", keys)
         except sqlite3.IntegrityError as error:
             connection.close()
             raise DataError(f"ledger {path}: the schedule holds a forecast twice ({error})") from error
@@ -141,7 +61,7 @@ class Ledger:
         if not path.is_file():
             raise DataError(f"ledger {path} does not exist; is its folder a run directory?")
         try:
-            connection = _connect(path)
+            connection = connect(path)
             (version,) = connection.execute("SELECT number FROM version").fetchone()
         except sqlite3.DatabaseError as error:
             raise DataError(f"ledger {path} cannot be read: {error}") from error
@@ -167,7 +87,7 @@ class Ledger:
                 change = self.last_change()
                 at = self._clock()
                 for forecast in forecasts:
-                    new = self._insert(_as_change(forecast, change + 1, at))
+                    new = self._insert(Committed.of(forecast, change + 1, at))
                     change += new
                     added.append(new)
         except sqlite3.OperationalError as error:
@@ -185,7 +105,7 @@ class Ledger:
             self._begin()
             marks = ", ".join("?" * len(kinds))
             failed = self._connection.execute(
-                f"SELECT forecast, reason, {_KEY} FROM current JOIN forecasts ON change = forecast "
+                f"SELECT forecast, reason, {KEY} FROM current JOIN forecasts ON change = forecast "
                 f"JOIN scheduled ON scheduled.position = current.position WHERE kind IN ({marks})",
                 sorted(kinds),
             ).fetchall()
@@ -239,14 +159,14 @@ class Ledger:
             Superseded(change=n, forecast=f, at=dt.datetime.fromisoformat(at), why=why) for n, f, at, why in gone
         ]
         rows = self._connection.execute(
-            f"SELECT {_KEY}, forecasts.change, committed, kind, reason, notebook, output_tokens, price, record, trajectory "
+            f"SELECT {KEY}, forecasts.change, committed, kind, reason, notebook, output_tokens, price, record, trajectory "
             "FROM forecasts JOIN contents USING (change) JOIN scheduled USING (position) "
             "WHERE forecasts.change > ? ORDER BY forecasts.change LIMIT ?",
             (after, limit),
         )
         size = 0
         for row in rows:
-            new = _committed(row)
+            new = committed(row)
             found.append(new)
             size += len(new.record) + len(new.trajectory or b"")
             if size > limit_bytes:
@@ -265,7 +185,7 @@ class Ledger:
 
     def scheduled(self) -> Iterator[ForecastKey]:
         """Every forecast that is expected, in scheduled order; one at a time is in memory."""
-        return map(_key, self._connection.execute(f"SELECT {_KEY} FROM scheduled ORDER BY position"))
+        return map(key_of, self._connection.execute(f"SELECT {KEY} FROM scheduled ORDER BY position"))
 
     def counts(self) -> tuple[int, int]:
         """(scheduled, finished)."""
@@ -276,14 +196,15 @@ class Ledger:
     def finished(self) -> set[ForecastKey]:
         """The keys that have a record."""
         return {
-            _key(row) for row in self._connection.execute(f"SELECT {_KEY} FROM current JOIN scheduled USING (position)")
+            key_of(row)
+            for row in self._connection.execute(f"SELECT {KEY} FROM current JOIN scheduled USING (position)")
         }
 
     def holds(self, key: ForecastKey) -> bool:
         """Whether a forecast has a record; nothing of it is read."""
         return (
             self._connection.execute(
-                f"SELECT 1 FROM scheduled JOIN current USING (position) WHERE {_IS_KEY}", _row(key)
+                f"SELECT 1 FROM scheduled JOIN current USING (position) WHERE {IS_KEY}", row_of(key)
             ).fetchone()
             is not None
         )
@@ -292,8 +213,8 @@ class Ledger:
         """The notebook that a finished forecast left, without its record. Raises KeyError for one that has none."""
         row = self._connection.execute(
             "SELECT notebook FROM scheduled JOIN current USING (position) JOIN forecasts ON change = forecast "
-            f"WHERE {_IS_KEY}",
-            _row(key),
+            f"WHERE {IS_KEY}",
+            row_of(key),
         ).fetchone()
         if row is None:
             raise KeyError(key)
@@ -320,8 +241,8 @@ class Ledger:
         """The trajectory of one key; None when the forecast is missing or left none."""
         row = self._connection.execute(
             "SELECT trajectory FROM scheduled JOIN current USING (position) JOIN contents ON change = forecast "
-            f"WHERE {_IS_KEY}",
-            _row(key),
+            f"WHERE {IS_KEY}",
+            row_of(key),
         ).fetchone()
         return None if row is None or row[0] is None else unpack_trajectory(row[0])
 
@@ -414,60 +335,7 @@ class Ledger:
         )
 
     def _position(self, key: ForecastKey) -> int:
-        row = self._connection.execute(f"SELECT position FROM scheduled WHERE {_IS_KEY}", _row(key)).fetchone()
+        row = self._connection.execute(f"SELECT position FROM scheduled WHERE {IS_KEY}", row_of(key)).fetchone()
         if row is None:
             raise DataError(f"ledger {self.path}: {key} was never scheduled")
         return int(row[0])
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # Transactions are begun by hand, and the writer may commit from a thread so that its loop does not wait for the disk.
-    connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
-    # Trajectories are tens of kilobytes: larger pages halve the time of a batch (of a new file; others keep theirs).
-    # FULL: a record that was acknowledged survives a power cut, not only a killed process.
-    for pragma in ("page_size = 16384", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-        connection.execute(f"PRAGMA {pragma}")
-    return connection
-
-
-def _as_change(forecast: PackedForecast, change: int, at: dt.datetime) -> Committed:
-    failure = forecast.failure
-    return Committed(
-        change=change,
-        at=at,
-        key=forecast.key,
-        kind=failure.kind if failure else None,
-        reason=failure.reason if failure else None,
-        notebook=None if forecast.notebook is None else forecast.notebook.model_dump_json(),
-        output_tokens=forecast.output_tokens,
-        price=forecast.price,
-        record=forecast.record,
-        trajectory=forecast.trajectory,
-    )
-
-
-def _committed(row: Sequence[Any]) -> Committed:
-    change, at, kind, reason, notebook, output_tokens, price, record, trajectory = row[5:]
-    return Committed(
-        change=change,
-        at=dt.datetime.fromisoformat(at),
-        key=_key(row[:5]),
-        kind=kind,
-        reason=reason,
-        notebook=notebook,
-        output_tokens=output_tokens,
-        price=price,
-        record=record,
-        trajectory=trajectory,
-    )
-
-
-def _row(key: ForecastKey) -> tuple[str, str, str, str, int]:
-    return key.model, key.event, key.date.isoformat(), key.mode, key.rollout
-
-
-def _key(row: Sequence[object]) -> ForecastKey:
-    model, event, date, mode, rollout = row
-    return ForecastKey.model_validate(
-        {"model": model, "event": event, "date": dt.date.fromisoformat(str(date)), "mode": mode, "rollout": rollout}
-    )

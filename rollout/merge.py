@@ -11,8 +11,9 @@ from pathlib import Path
 
 from cluster.failures import DataError, SettingsError
 from cluster.record import Record
+from rollout.changes import Change, Committed, Superseded
 from rollout.events.event import Event
-from rollout.ledger import Change, Committed, Ledger, Superseded
+from rollout.ledger import Ledger
 from rollout.manifest import Manifest, content_hashes, differences, regrouped
 from rollout.record import ForecastKey
 from rollout.run import RunDirectory, start_content

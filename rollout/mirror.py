@@ -21,7 +21,8 @@ from cluster.config import RunSettings
 from cluster.failures import DataError, PastcastError, SettingsError
 from cluster.log_limit import LogLimit
 from cluster.record import Record
-from rollout.ledger import Change, Ledger
+from rollout.changes import Change
+from rollout.ledger import Ledger
 from rollout.manifest import Manifest, differences
 from rollout.mirror_store import CONFIRMATION, MirrorStore, MirrorUnreachable
 from rollout.parts import FOLDER, Part, committed_parts, folder_of, pack_part, unpack_part

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from cluster.failures import DataError
 from cluster.record import Record
-from rollout.ledger import Change, Committed, Superseded
+from rollout.changes import Change, Committed, Superseded
 from rollout.mirror_store import CONFIRMATION
 from rollout.record import ForecastKey
 

@@ -20,8 +20,9 @@ from cluster.failures import DataError, SettingsError
 from cluster.lock import try_lock
 from cluster.record import Record
 from retrieval.corpus.rows import QuarantinedRow
+from rollout.changes import Change
 from rollout.events.event import Belief, Event
-from rollout.ledger import Change, Ledger
+from rollout.ledger import Ledger
 from rollout.manifest import Manifest, differences
 from rollout.record import ForecastKey
 

@@ -6,7 +6,8 @@ Its thread is played by a task, and the driver may be killed between an object a
 import asyncio
 from pathlib import Path
 
-from rollout.ledger import Change, Ledger
+from rollout.changes import Change
+from rollout.ledger import Ledger
 from rollout.mirror import Mirror, read_parts
 from rollout.mirror_store import CONFIRMATION, MirrorStore, MirrorUnreachable
 from rollout.parts import unpack_part

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from cluster.clock import Clock
 from cluster.failures import FailureKind
-from rollout.ledger import Change, Ledger
+from rollout.changes import Change
+from rollout.ledger import Ledger
 from rollout.packed import PackedForecast
 from rollout.record import ForecastKey, ForecastRecord
 from rollout.simulator.clock import Broken, Killed

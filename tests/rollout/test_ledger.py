@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.failures import DataError, Failure
-from rollout.ledger import Committed, Ledger, Superseded
+from rollout.changes import Committed, Superseded
+from rollout.ledger import Ledger
 from rollout.notebook import NotebookState
 from rollout.packed import pack
 from rollout.record import ForecastKey, ForecastRecord, Usage

@@ -11,9 +11,9 @@ from mirrored_run import EVENTS, EVERY_KEY, FLOOR, lay, packed
 from cluster.config import Settings, load_settings
 from cluster.failures import DataError, SettingsError
 from eval.runs import load_run
+from rollout.changes import Superseded
 from rollout.events.world import make_world, write_settings
 from rollout.execute import execute
-from rollout.ledger import Superseded
 from rollout.merge import merge_runs
 from rollout.plan import make_plan
 from rollout.run import RunDirectory
