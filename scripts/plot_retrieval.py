@@ -80,6 +80,14 @@ def comparison(files: Sequence[Benchmark]) -> str:
             f"| {first.rows:,} × {first.dim:,}, {first.queries} queries | {halves} | {m.gigabytes_per_s:.0f} | {m.gigaflops:.0f} | "
             f"{m.threads} | {m.steadiness:.2f} |"
         )
+    pooled = [(file.results[0], p) for file in files for p in file.pool]
+    if pooled:
+        lines += ["", "| the Ray pool | callers | queries/s | median ms | 95% within ms | queries a batch |"]
+        lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+    lines += [
+        f"| {r.rows:,} × {r.dim:,} | {p.callers} | {p.queries_per_s:,.0f} | {p.p50_ms:.1f} | {p.p95_ms:.1f} | {p.mean_batch:.1f} |"
+        for r, p in pooled
+    ]
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ import pytest
 from cluster.failures import DataError
 from scripts.bench.line_chart import Line, line_chart
 from scripts.bench.needs import Corpus, Gpu, Node, Speed
+from scripts.bench.retrieval_pool import PoolResult
 from scripts.bench_retrieval import Benchmark, Machine, MethodResult
 from scripts.bench_scaling import Scaling
 from scripts.plot_retrieval import comparison, filled, measured_speed, needs_table, pictures
@@ -90,6 +91,12 @@ def test_the_tables_hold_every_method_and_kind() -> None:
     shown = comparison([benchmark(result("exact", 64, 0.31))])
     assert "| 60,000 × 4,096 | 64 | random | exact | 12.5 | 17.0 | 0.31 | 1.000 | 0 |" in shown
     assert "exact 0.51" in shown
+    assert "Ray pool" not in shown
+    file = benchmark(result("exact", 64, 0.31))
+    pool = PoolResult.model_construct(callers=32, queries_per_s=321.4, p50_ms=90, p95_ms=120, mean_batch=15)
+    assert "| 60,000 × 4,096 | 32 | 321 | 90.0 | 120.0 | 15.0 |" in comparison(
+        [file.model_copy(update={"pool": (pool,)})]
+    )
     gpu = Gpu(memory_gib=139, read_per_s=4.8e12, operations_per_s=989e12, share=0.5)
     rows = needs_table(PAPER, Node(cores=64, memory_gib=512), gpu, {"exact": SPEED}).splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| exact", "| exact-bf16", "| approximate"]
