@@ -82,10 +82,14 @@ def comparison(files: Sequence[Benchmark]) -> str:
         )
     pooled = [(file.results[0], p) for file in files for p in file.pool]
     if pooled:
-        lines += ["", "| the Ray pool | callers | queries/s | median ms | 95% within ms | queries a batch |"]
-        lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+        lines += [
+            "",
+            "| the Ray pool | kind | callers | queries/s | × one at a time | median ms | 95% within ms | queries a batch |",
+        ]
+        lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     lines += [
-        f"| {r.rows:,} × {r.dim:,} | {p.callers} | {p.queries_per_s:,.0f} | {p.p50_ms:.1f} | {p.p95_ms:.1f} | {p.mean_batch:.1f} |"
+        f"| {r.rows:,} × {r.dim:,} | {p.kind} | {p.callers} | {p.queries_per_s:,.0f} | {p.speedup:.1f} | {p.p50_ms:.1f} | {p.p95_ms:.1f} | "
+        f"{p.mean_batch:.1f} |"
         for r, p in pooled
     ]
     return "\n".join(lines)

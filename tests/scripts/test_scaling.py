@@ -93,10 +93,19 @@ def test_the_tables_hold_every_method_and_kind() -> None:
     assert "exact 0.51" in shown
     assert "Ray pool" not in shown
     file = benchmark(result("exact", 64, 0.31))
-    pool = PoolResult.model_construct(callers=32, queries_per_s=321.4, p50_ms=90, p95_ms=120, mean_batch=15)
-    assert "| 60,000 × 4,096 | 32 | 321 | 90.0 | 120.0 | 15.0 |" in comparison(
-        [file.model_copy(update={"pool": (pool,)})]
+    pool = PoolResult(
+        kind="exact-bf16",
+        callers=32,
+        queries_per_s=321.4,
+        p50_ms=90,
+        p95_ms=120,
+        mean_batch=15,
+        one_at_a_time_queries_per_s=60,
+        one_at_a_time_p50_ms=500,
+        speedup=5.36,
     )
+    shown = comparison([file.model_copy(update={"pool": (pool,)})])
+    assert "| 60,000 × 4,096 | exact-bf16 | 32 | 321 | 5.4 | 90.0 | 120.0 | 15.0 |" in shown
     gpu = Gpu(memory_gib=139, read_per_s=4.8e12, operations_per_s=989e12, share=0.5)
     rows = needs_table(PAPER, Node(cores=64, memory_gib=512), gpu, {"exact": SPEED}).splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| exact", "| exact-bf16", "| approximate"]
