@@ -16,7 +16,7 @@ from cluster.record import Record
 from retrieval.mask import Vectors
 from retrieval.workers import granted_cores
 
-_READ_BYTES = 1 << 30
+_READ_BYTES = 1 << 29
 """Of the array that is read: many times any processor's cache."""
 
 _SIDE = 2_048
