@@ -188,6 +188,8 @@ def main(
     if unknown:
         raise typer.BadParameter(f"no method {', '.join(unknown)}; known: {', '.join(METHODS)}", param_hint="--method")
     chosen = method or [m for m in METHODS if (rows <= SMALL_ROWS or m not in _SMALL) and _is_installed(m)]
+    if data is not None:
+        data.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=data) as name:
         folder = Path(name)
         make_rows(folder, rows, dim, seed)

@@ -24,7 +24,7 @@ class Run(Record):
     """One search of the whole batch."""
 
     ms: float
-    """Wall time."""
+    """Wall time; the median where a search is so short that it was repeated."""
     cpu_ms: float
     """Processor time of all threads."""
     found: Found
