@@ -1,7 +1,8 @@
 """What a machine can do at best, measured: how fast its cores read memory together, and how fast they multiply.
 
 Each figure is the best of several ways and tries, warm, with as many threads as a scan has, over arrays that no cache holds: something
-else that runs at the same time can only lower it. So a run takes the best of all its rounds, and tells how far the usual round fell short.
+else that runs at the same time can only lower it. Neighbours of a
+virtual machine take turns with its memory, so each round has a figure of its own.
 """
 
 import time

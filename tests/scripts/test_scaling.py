@@ -34,6 +34,7 @@ def result(method: str, queries: int, roofline: float, dim: int = 4_096) -> Meth
         cpu_ms=20,
         speedup_vs_faiss_selector=17.0,
         roofline=roofline,
+        roofline_of_best=roofline,
         recall=1,
         late=0,
     )
