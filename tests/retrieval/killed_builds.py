@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from retrieval.build import build_index
 from retrieval.encoder import HashingEncoder
 
 
-def killed_at(moment: int, articles: list[Any], directory: Path) -> bool:
-    """Whether the build died."""
+def killed_at(moment: int, work: Callable[[], Any]) -> bool:
+    """Whether `work`, in a child, died by SIGKILL at its n-th call that makes something durable or visible."""
     child = os.fork()
     if child == 0:
         calls = itertools.count()
@@ -34,7 +35,7 @@ def killed_at(moment: int, articles: list[Any], directory: Path) -> bool:
 
         for name in ("fsync", "rename", "unlink", "rmdir"):
             setattr(os, name, counted(getattr(os, name)))
-        build_index(articles, HashingEncoder(32), directory)
+        work()
         os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WIFSIGNALED(status)
@@ -45,7 +46,7 @@ def main(articles_file: Path, out: Path) -> None:
     for moment in itertools.count():
         directory = out / str(moment)
         shutil.copytree(out / "older", directory)
-        if not killed_at(moment, articles, directory):
+        if not killed_at(moment, partial(build_index, articles, HashingEncoder(32), directory)):
             print(moment)
             return
 

@@ -4,18 +4,16 @@ import asyncio
 import datetime as dt
 import itertools
 import json
-import os
 import shutil
-import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from corpora import article, corpus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from killed_builds import killed_at
 
 from cluster.config import Settings, load_settings
 from cluster.failures import DataError, SettingsError
@@ -149,28 +147,6 @@ def test_any_rows_added_in_any_portions_give_the_index_of_one_build(
             add(grown, portion, f"{number}.jsonl")
         clean = build(Path(folder) / "clean", [seed, *old, *itertools.chain.from_iterable(portions)])
         assert contents(grown / "index") == contents(clean / "index")
-
-
-def killed_at(moment: int, work: Callable[[], Any]) -> bool:
-    """Whether `work`, in a child, died by SIGKILL at its n-th call that makes something durable or visible."""
-    child = os.fork()
-    if child == 0:
-        calls = itertools.count()
-
-        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **options: Any) -> Any:
-                if next(calls) == moment:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*arguments, **options)
-
-            return call
-
-        for name in ("fsync", "rename", "unlink", "rmdir"):
-            setattr(os, name, counted(getattr(os, name)))
-        work()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
 
 
 def test_an_add_killed_at_any_moment_leaves_the_old_index_the_new_one_or_none_and_the_next_add_completes_it(
