@@ -14,7 +14,7 @@ import faiss
 import numpy as np
 
 from retrieval.canonical import Rows
-from retrieval.finder import Answers, Finder, Ranges
+from retrieval.finder import Answers, Finder, Known, Ranges
 from retrieval.manifest import FEWEST_ROWS, Approximation
 from retrieval.mask import Vectors
 from retrieval.rescorer import Rescorer
@@ -40,7 +40,7 @@ class Approximate:
         self._settings = settings
         faiss.omp_set_num_threads(granted_cores())
 
-    def search(self, queries: Vectors, ranges: Ranges, k: int) -> Answers:
+    def search(self, queries: Vectors, ranges: Ranges, k: int, known: Known) -> Answers:
         """See `Finder`."""
         wanted = k * self._settings.rescored
         together: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -62,7 +62,7 @@ class Approximate:
         ranked = self._rescorer.best_of_each(queries, asked, rows, k)
         rescored = len(rows)
         if exactly:
-            answers = self._exact.search(queries[exactly], ranges[exactly], k)
+            answers = self._exact.search(queries[exactly], ranges[exactly], k, known.of(exactly))
             for query, answer in zip(exactly, answers.ranked, strict=True):
                 ranked[query] = answer
             rescored += answers.rescored
@@ -130,7 +130,8 @@ def measured_recall(approximate: Finder, exact: Finder, vectors: Vectors) -> flo
     asked = np.unique(np.linspace(rows // 2, rows - 1, _MEASURED_QUERIES).astype(np.int64))
     ranges = np.stack([np.zeros_like(asked), asked], axis=1)
     queries = np.ascontiguousarray(vectors[asked])
-    truth = exact.search(queries, ranges, _MEASURED_K).ranked
-    found = approximate.search(queries, ranges, _MEASURED_K).ranked
+    nothing = Known.nothing(len(asked))
+    truth = exact.search(queries, ranges, _MEASURED_K, nothing).ranked
+    found = approximate.search(queries, ranges, _MEASURED_K, nothing).ranked
     shares = [len(set(t.rows) & set(f.rows)) / len(t.rows) for t, f in zip(truth, found, strict=True) if t.rows]
     return sum(shares) / len(shares)

@@ -35,15 +35,18 @@ class Block:
     """Indices into the batch, at least one."""
 
 
-def blocks(ranges: NDArray[np.int64], sizes: BlockSizes) -> Iterator[Block]:
-    """Blocks of at most `sizes.most` rows that cover each of the ranges [low, high), int64 [q, 2], and no row that none covers."""
+def blocks(ranges: NDArray[np.int64], sizes: BlockSizes, known_rows: int = 0) -> Iterator[Block]:
+    """Blocks of at most `sizes.most` rows that cover each of the ranges [low, high), int64 [q, 2], and no row that none covers.
+
+    `known_rows`: how many rows of other shards have been searched for every query: the first block may be as large.
+    """
     order = np.argsort(ranges[:, 1], kind="stable")
     order = order[ranges[order, 0] < ranges[order, 1]]
     if not len(order):
         return
     lows, highs = ranges[order, 0], ranges[order, 1]
     first = min(sizes.first, max(_FEWEST_ROWS, _FIRST_SCORES // len(order)))
-    start, size = int(lows.min()), min(first, sizes.most)
+    start, size = int(lows.min()), min(max(first, known_rows), sizes.most)
     while start < highs[-1]:
         stop = start + size
         meets = (highs > start) & (lows < stop)

@@ -65,6 +65,21 @@ class Bound:
         lowest = kth - self.relative * np.abs(kth) - self.absolute[queries]
         return self._least(queries, lowest)
 
+    def least(self, canonical: NDArray[np.float64]) -> Vectors:
+        """The smallest score whose row can reach this canonical score, one per query of the batch. float32, rounded down."""
+        return self._least(np.arange(len(canonical)), canonical)
+
+    def require(self, queries: NDArray[np.int64], scores: Vectors, canonical: NDArray[np.float64]) -> None:
+        """Raises ArithmeticError if one of these scores breaks the promise; three aligned arrays."""
+        apart = np.abs(scores - canonical)
+        allowed = self.absolute[queries] + self.relative * np.abs(scores.astype(np.float64))
+        if not (apart <= allowed).all():
+            worst = int(np.argmax(apart - allowed))
+            raise ArithmeticError(
+                f"the scan gave {scores[worst]:.9g} for a row that scores {canonical[worst]:.9g}, but promised to err by at most"
+                f" {allowed[worst]:.3g}: a library multiplied in lower precision than it was told; see docs/retrieval.md"
+            )
+
     def reaches(self, queries: NDArray[np.int64], scores: Vectors, canonical: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Which of these scores may belong to a row whose canonical score is at least `canonical`; three aligned arrays."""
         return scores >= self._least(queries, canonical)

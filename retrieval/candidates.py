@@ -41,8 +41,13 @@ Settle = Callable[[int, Rows], tuple[Rows, Vectors] | None]
 class Candidates:
     """Of one batch of queries over the rows of one shard. Not thread-safe."""
 
-    def __init__(self, ranges: NDArray[np.int64], k: int, bound: Bound, limit: int, settle: Settle) -> None:
-        """`ranges`: int64 [q, 2], [low, high) per query. `limit`: a query that holds more rows than this is settled."""
+    def __init__(
+        self, ranges: NDArray[np.int64], k: int, bound: Bound, limit: int, settle: Settle, kth: NDArray[np.float64]
+    ) -> None:
+        """`ranges`: int64 [q, 2], [low, high) per query. `limit`: a query that holds more rows than this is settled.
+
+        `kth`: [q], canonical scores; rows below them are not looked for.
+        """
         self._ranges = ranges
         self._k = k
         self._bound = bound
@@ -52,7 +57,7 @@ class Candidates:
         self._pending = 0
         self._seen_rows = 0
         self._raise_at = 0
-        self.thresholds: Vectors = np.full(len(ranges), -np.inf, np.float32)
+        self.thresholds: Vectors = bound.least(kth)
         """One per query: only scores that reach it matter."""
         self.given_up: set[int] = set()
         """Queries that held too many rows."""

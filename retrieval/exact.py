@@ -10,7 +10,7 @@ import numpy as np
 from retrieval.blocks import blocks
 from retrieval.candidates import Candidates, Found, Settle
 from retrieval.canonical import Rows
-from retrieval.finder import Answers, Finder, Ranges
+from retrieval.finder import Answers, Finder, Known, Ranges
 from retrieval.kernel import Kernel
 from retrieval.mask import Vectors
 from retrieval.rescorer import Rescorer
@@ -26,7 +26,7 @@ class Exact:
         self._rescorer = rescorer
         self._kernel = kernel
 
-    def search(self, queries: Vectors, ranges: Ranges, k: int) -> Answers:
+    def search(self, queries: Vectors, ranges: Ranges, k: int, known: Known) -> Answers:
         """See `Finder`."""
 
         def settle(query: int, rows: Rows) -> tuple[Rows, Vectors]:
@@ -34,7 +34,7 @@ class Exact:
             best = self._rescorer.best(queries[query], rows, k)
             return np.array(best.rows, np.int64), np.array(best.scores, np.float32)
 
-        return _search(self._kernel, self._rescorer, queries, ranges, k, settle)[0]
+        return _search(self._kernel, self._rescorer, queries, ranges, k, known, settle)[0]
 
 
 class Certified:
@@ -48,12 +48,12 @@ class Certified:
         self._kernel = kernel
         self._exact = exact
 
-    def search(self, queries: Vectors, ranges: Ranges, k: int) -> Answers:
+    def search(self, queries: Vectors, ranges: Ranges, k: int, known: Known) -> Answers:
         """See `Finder`."""
-        answers, given_up = _search(self._kernel, self._rescorer, queries, ranges, k, lambda _query, _rows: None)
+        answers, given_up = _search(self._kernel, self._rescorer, queries, ranges, k, known, lambda _query, _rows: None)
         if not given_up:
             return answers
-        again = self._exact.search(queries[given_up], ranges[given_up], k)
+        again = self._exact.search(queries[given_up], ranges[given_up], k, known.of(given_up))
         ranked = list(answers.ranked)
         for query, answer in zip(given_up, again.ranked, strict=True):
             ranked[query] = answer
@@ -61,12 +61,12 @@ class Certified:
 
 
 def _search(
-    kernel: Kernel, rescorer: Rescorer, queries: Vectors, ranges: Ranges, k: int, settle: Settle
+    kernel: Kernel, rescorer: Rescorer, queries: Vectors, ranges: Ranges, k: int, known: Known, settle: Settle
 ) -> tuple[Answers, list[int]]:
     """Answers, empty for queries that `settle` gave up, and the indices of these."""
     prepared = kernel.prepared(queries)
-    candidates = Candidates(ranges, k, prepared.bound, max(_CROWD, 2 * k), settle)
-    todo = blocks(ranges, kernel.sizes)
+    candidates = Candidates(ranges, k, prepared.bound, max(_CROWD, 2 * k), settle, known.kth)
+    todo = blocks(ranges, kernel.sizes, int(known.rows.min()))
     turn = threading.Lock()
 
     def work() -> None:

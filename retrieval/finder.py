@@ -1,12 +1,13 @@
 """Finder: one way to search the rows of a shard. Each index kind has one (`exact.py`, `approximate.py`)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.canonical import Ranked
+from retrieval.canonical import Ranked, Scores
 from retrieval.mask import Vectors
 
 Ranges = NDArray[np.int64]
@@ -25,8 +26,30 @@ class Answers:
     """Queries that a fast path could not answer, and an exact float32 scan did."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """What was found for each query of a batch before, in other shards."""
+
+    kth: Scores
+    """float64 [q]: the canonical score below which a row is not in the answer; −∞ where there is none yet."""
+    rows: NDArray[np.int64]
+    """[q]: how many rows that is based on."""
+
+    @classmethod
+    def nothing(cls, queries: int) -> "Known":
+        """In the first shard of a search."""
+        return cls(np.full(queries, -np.inf), np.zeros(queries, np.int64))
+
+    def of(self, queries: Sequence[int]) -> "Known":
+        """Of these queries of the batch."""
+        return Known(self.kth[queries], self.rows[queries])
+
+
 class Finder(Protocol):
     """Searches within ranges that were checked."""
 
-    def search(self, queries: Vectors, ranges: Ranges, k: int) -> Answers:
-        """The best min(k, high − low) rows of each query's range, except that an approximate finder may miss some of the best."""
+    def search(self, queries: Vectors, ranges: Ranges, k: int, known: Known) -> Answers:
+        """The best min(k, high − low) rows of each query's range, except that an approximate finder may miss some of the best.
+
+        Rows that score below `known.kth` of their query may be left out.
+        """

@@ -1,7 +1,7 @@
 """Kernel: what multiplies blocks of rows with queries and keeps what reaches a threshold.
 
 A kernel only finds: its scores may differ from the canonical ones by the bound that it states. There is one for float32 rows on a CPU
-(`kernel_numpy.py`), one for their half-precision copy there (`kernel_half.py`), and one for a GPU (`kernel_device.py`).
+(`kernel_float.py`), one for their half-precision copy there (`kernel_half.py`), and one for a GPU (`kernel_device.py`).
 """
 
 from typing import Protocol

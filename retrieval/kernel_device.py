@@ -12,8 +12,8 @@ from retrieval.blocks import Block, BlockSizes
 from retrieval.bounds import Bound, Norms, bf16_bound, f32_bound
 from retrieval.candidates import Found
 from retrieval.half import Half, from_half, to_half
-from retrieval.kernel_half import as_tensor
 from retrieval.mask import Vectors
+from retrieval.tensors import as_tensor
 from retrieval.workers import Workers
 
 _BLOCK_BYTES = 2 << 30

@@ -3,7 +3,6 @@
 Each thread multiplies its own blocks of the memory-mapped copy.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,13 @@ from retrieval.bounds import Bound, Norms, bf16_bound
 from retrieval.candidates import Found
 from retrieval.half import Half, from_half, to_half
 from retrieval.kernel import at_least, positions
-from retrieval.kernel_numpy import Scratch
+from retrieval.kernel_float import Scratch
 from retrieval.mask import Vectors
+from retrieval.tensors import as_tensor
 from retrieval.workers import Workers, process_workers
 
 _BLOCK_BYTES = 12 << 20
-"""Of a block on the CPU; see `kernel_numpy`."""
+"""Of a block on the CPU; see `kernel_float`."""
 
 _TRANSPOSED_UP_TO = 8
 """With so few queries the product (queries × rows) is faster, and turning its result around costs little."""
@@ -47,15 +47,6 @@ class HalfKernel:
         workers = process_workers()
         workers.use_torch()
         return workers
-
-
-def as_tensor(rows: NDArray[Any]) -> Any:
-    """The same memory as a tensor. torch warns that writing to read-only pages would fail, and nothing is ever written."""
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(rows)
 
 
 class _PreparedHalf:

@@ -10,8 +10,8 @@ from retrieval.finder import Finder
 from retrieval.half import Half, copy_norms
 from retrieval.kernel import Kernel
 from retrieval.kernel_device import DeviceKernel
+from retrieval.kernel_float import FloatKernel
 from retrieval.kernel_half import HalfKernel
-from retrieval.kernel_numpy import NumpyKernel
 from retrieval.mask import Vectors
 from retrieval.rescorer import Rescorer
 
@@ -28,7 +28,7 @@ def exact_finder(vectors: Vectors, days: DayTable, device: Device = "cpu", block
     scorer = rescorer(vectors, days)
     if device != "cpu":
         return Exact(scorer, DeviceKernel(vectors, norms, device, block_rows))
-    scan = Exact(scorer, NumpyKernel(vectors, norms, block_rows))
+    scan = Exact(scorer, FloatKernel(vectors, norms, block_rows))
     if vectors.shape[1] < _WIDE:
         return scan
     from retrieval.shared_cutoff import SharedCutoff  # FAISS, which nothing else of this kind needs
@@ -47,7 +47,7 @@ def certified_finder(
     scorer = rescorer(vectors, days)
     on_cpu = device == "cpu"
     kernel: Kernel = HalfKernel(half, norms, block_rows) if on_cpu else DeviceKernel(half, norms, device, block_rows)
-    return Certified(scorer, kernel, Exact(scorer, NumpyKernel(vectors, norms, block_rows)))
+    return Certified(scorer, kernel, Exact(scorer, FloatKernel(vectors, norms, block_rows)))
 
 
 def rescorer(vectors: Vectors, days: DayTable) -> Rescorer:

@@ -36,7 +36,7 @@ class Rescorer:
         """The best k of each query's candidates, and how many of all had to be scored.
 
         `found`: by query, and by falling score within one. The k that look best are scored first; what their worst score proves hopeless
-        is not scored at all.
+        is not scored at all. Raises ArithmeticError where a score lies farther from the canonical one than the bound allows.
         """
         asked, rows = found.queries, found.rows
         starts = np.searchsorted(asked, np.arange(len(queries) + 1))
@@ -49,6 +49,7 @@ class Rescorer:
         rest = rest[bound.reaches(asked[rest], found.scores[rest], worst[asked[rest]])]
         scores[rest] = self._scores(queries, asked[rest], rows[rest])
         scored = np.concatenate([np.flatnonzero(first), rest])
+        bound.require(asked[scored], found.scores[scored], scores[scored])
         return self._ranked(asked[scored], rows[scored], scores[scored], len(queries), k), len(scored)
 
     def _scores(self, queries: Vectors, asked: NDArray[np.int64], rows: Rows) -> Scores:

@@ -7,6 +7,7 @@ rounds, the second with what the first counted in all months that the query may 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from cluster.record import Record
 from retrieval.article import Hit
 from retrieval.days import require_day
 from retrieval.encoder import Vectors
+from retrieval.finder import Known
 from retrieval.lexical import LexicalQuery, Statistics, no_statistics
 from retrieval.manifest import ShardManifest
 from retrieval.mask import check_k, check_queries
@@ -107,6 +109,7 @@ def search_shards(
     Only the articles of these hits are opened.
     """
     found: list[list[_Place]] = [[] for _ in queries]
+    known = Known.nothing(len(queries))
     for month, stored in shards.items():
         ranges = [stored.days.visible(q.first_day, q.cutoff) for q in queries]
         asking = [i for i, (low, high) in enumerate(ranges) if low < high]
@@ -116,11 +119,16 @@ def search_shards(
             np.stack([queries[i].vector for i in asking]),
             [ranges[i] for i in asking],
             max(queries[i].k for i in asking),
+            known.of(asking),
         )
         for i, answer in zip(asking, answers, strict=True):
-            pairs = zip(answer.rows[: queries[i].k], answer.scores, strict=False)
-            found[i].extend(_Place.of(stored, month, row, score) for row, score in pairs)
-    return [_opened(shards, places, q.k, snippet_characters) for places, q in zip(found, queries, strict=True)]
+            k, (low, high) = queries[i].k, ranges[i]
+            pairs = zip(answer.rows[:k], answer.scores, strict=False)
+            found[i] = sorted([*found[i], *(_Place.of(stored, month, row, score) for row, score in pairs)])[:k]
+            known.rows[i] += high - low
+            if len(found[i]) == k:
+                known.kth[i] = -found[i][-1].minus_score
+    return [_opened(shards, places, snippet_characters) for places in found]
 
 
 def count_words(shards: Mapping[str, StoredShard], count: WordCount) -> Statistics:
@@ -142,11 +150,10 @@ def search_words(shards: Mapping[str, StoredShard], query: WordQuery, snippet_ch
             matches = stored.postings.search(query.words, low, high, query.statistics, query.k)
             pairs = zip(matches.rows, matches.scores, strict=True)
             found.extend(_Place.of(stored, month, row, score) for row, score in pairs)
-    return _opened(shards, found, query.k, snippet_characters)
+    return _opened(shards, sorted(found)[: query.k], snippet_characters)
 
 
-@dataclass(frozen=True, order=True)
-class _Place:
+class _Place(NamedTuple):
     """A row of a month. Sorts as its hit does in `merge`: a day lies in one month, where lower rows have lower ids."""
 
     minus_score: float
@@ -159,8 +166,8 @@ class _Place:
         return cls(-score, -stored.days.day_of(row).toordinal(), row, month)
 
 
-def _opened(shards: Mapping[str, StoredShard], places: list[_Place], k: int, snippet_characters: int) -> list[Hit]:
-    return [shards[p.month].hit(p.row, -p.minus_score, snippet_characters) for p in sorted(places)[:k]]
+def _opened(shards: Mapping[str, StoredShard], places: list[_Place], snippet_characters: int) -> list[Hit]:
+    return [shards[p.month].hit(p.row, -p.minus_score, snippet_characters) for p in places]
 
 
 def merge(hits: Iterable[Hit], k: int) -> list[Hit]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from retrieval.canonical import Ranked
 from retrieval.days import DayTable
-from retrieval.finder import Finder
+from retrieval.finder import Finder, Known
 from retrieval.kinds import exact_finder
 from retrieval.mask import Vectors, check_k, check_queries, check_ranges
 
@@ -54,18 +54,21 @@ class Shard:
     def __len__(self) -> int:
         return self.days.rows
 
-    def search(self, queries: Vectors, ranges: Sequence[tuple[int, int]], k: int) -> list[Ranked]:
+    def search(
+        self, queries: Vectors, ranges: Sequence[tuple[int, int]], k: int, known: Known | None = None
+    ) -> list[Ranked]:
         """The best min(k, high − low) rows of each query's range [low, high).
 
         `queries`: [q, dimension], finite; `ranges`: one per query, 0 ≤ low ≤ high ≤ rows. Ties go to the newer day, then to
-        the lower row, which is the lower id. Raises ValueError for anything else.
+        the lower row, which is the lower id. `known`: what other shards gave; rows that score below its `kth` may be left out.
+        Raises ValueError for anything else.
         """
         queries = check_queries(queries, self.dimension)
         check_k(k)
         checked = check_ranges(ranges, len(queries), len(self))
         if not len(queries):
             return []
-        answers = self._finder.search(queries, checked, k)
+        answers = self._finder.search(queries, checked, k, known or Known.nothing(len(queries)))
         with self._counting:
             self.counts = SearchCounts(
                 self.counts.queries + len(queries),

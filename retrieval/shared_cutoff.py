@@ -13,7 +13,7 @@ import numpy as np
 from retrieval.bounds import Norms, f32_bound
 from retrieval.candidates import Found
 from retrieval.canonical import Rows
-from retrieval.finder import Answers, Finder, Ranges
+from retrieval.finder import Answers, Finder, Known, Ranges
 from retrieval.mask import Vectors
 from retrieval.rescorer import Rescorer
 from retrieval.workers import process_workers
@@ -49,7 +49,7 @@ class SharedCutoff:
         # with fewer queries than this, FAISS multiplies each of them with each row by itself
         faiss.cvar.distance_compute_blas_threshold = 1
 
-    def search(self, queries: Vectors, ranges: Ranges, k: int) -> Answers:
+    def search(self, queries: Vectors, ranges: Ranges, k: int, known: Known) -> Answers:
         """See `Finder`."""
         low, high = (int(row) for row in ranges[0])
         if (
@@ -57,14 +57,14 @@ class SharedCutoff:
             or low == high  # ends FAISS's process
             or (ranges != ranges[0]).any()
         ):
-            return self._scan.search(queries, ranges, k)
+            return self._scan.search(queries, ranges, k, known)
         bound = f32_bound(queries, self._norms)
         found, left_out = _best_of_runs(self._vectors, queries, low, high, k + _MORE)
         ranked, rescored = self._rescorer.finish(queries, found, bound, k)
         kth = np.array([answer.scores[-1] for answer in ranked])
         unsure = np.flatnonzero(bound.reaches(np.arange(len(queries)), left_out, kth))
         if len(unsure):
-            again = self._scan.search(queries[unsure], ranges[unsure], k)
+            again = self._scan.search(queries[unsure], ranges[unsure], k, known.of(unsure.tolist()))
             for query, answer in zip(unsure.tolist(), again.ranked, strict=True):
                 ranked[query] = answer
             rescored += again.rescored

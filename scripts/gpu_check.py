@@ -24,7 +24,7 @@ from retrieval.exact import Certified, Exact
 from retrieval.finder import Finder
 from retrieval.half import copy_norms, half_copy
 from retrieval.kernel_device import DeviceKernel, require_device
-from retrieval.kernel_numpy import NumpyKernel
+from retrieval.kernel_float import FloatKernel
 from retrieval.kinds import exact_finder, rescorer
 from retrieval.mask import Vectors
 from retrieval.shard import Shard
@@ -105,7 +105,7 @@ def _kinds(
     """The path of a device, also for `cpu`, where an index would be served by other kernels."""
     scorer = rescorer(vectors, days)
     exact: Finder = Exact(scorer, DeviceKernel(vectors, norms, device))
-    again = Exact(scorer, NumpyKernel(vectors, norms))
+    again = Exact(scorer, FloatKernel(vectors, norms))
     certified: Finder = Certified(scorer, DeviceKernel(half, norms, device), again)
     return {"exact": Shard(vectors, days, exact), "exact-bf16": Shard(vectors, days, certified)}
 

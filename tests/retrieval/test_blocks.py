@@ -8,13 +8,13 @@ pairs = st.tuples(st.integers(0, 300), st.integers(0, 300)).map(lambda ends: (mi
 sizes = st.builds(BlockSizes, most=st.integers(1, 90), first=st.integers(1, 60), growth=st.integers(1, 5))
 
 
-@given(st.lists(pairs, min_size=1, max_size=8), sizes)
+@given(st.lists(pairs, min_size=1, max_size=8), sizes, st.integers(0, 400))
 def test_every_row_of_a_range_is_in_one_block_with_its_query_and_no_other_row_is_read(
-    ranges: list[tuple[int, int]], size: BlockSizes
+    ranges: list[tuple[int, int]], size: BlockSizes, known_rows: int
 ) -> None:
     covered: dict[int, list[int]] = {query: [] for query in range(len(ranges))}
     read: list[int] = []
-    for block in blocks(np.array(ranges), size):
+    for block in blocks(np.array(ranges), size, known_rows):
         assert 0 < block.stop - block.start <= size.most
         assert len(block.queries) == len(set(block.queries.tolist())) > 0
         read.extend(range(block.start, block.stop))

@@ -1,5 +1,7 @@
 """The bounds against vectors made to break them: half-way cases of the rounding, cancellation, huge ranges of exponents."""
 
+import datetime as dt
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,12 +11,17 @@ from numpy.typing import NDArray
 from retrieval.blocks import Block
 from retrieval.bounds import Bound, Norms, largest_norm
 from retrieval.canonical import canonical_scores
+from retrieval.days import DayTable
+from retrieval.exact import Exact
 from retrieval.half import copy_norms, from_half, to_half
 from retrieval.kernel import Kernel
 from retrieval.kernel_device import DeviceKernel
+from retrieval.kernel_float import FloatKernel, FloatRows, product
 from retrieval.kernel_half import HalfKernel
-from retrieval.kernel_numpy import NumpyKernel
+from retrieval.kinds import rescorer
 from retrieval.mask import Vectors
+from retrieval.shard import Shard
+from retrieval.tensors import as_tensor, torch_is_exact
 
 HALF_WAY = np.float32(1 + 2**-8)
 """Lies between two bfloat16 numbers: the largest relative error a rounding can make."""
@@ -60,16 +67,74 @@ def test_every_score_of_a_scan_lies_within_its_bound(data: st.DataObject, dimens
     half = to_half(vectors)
     norms = copy_norms(vectors, half)
     kernels: list[Kernel] = [
-        NumpyKernel(vectors, Norms(row=largest_norm(vectors))),
+        FloatKernel(vectors, Norms(row=largest_norm(vectors))),
         HalfKernel(half, norms),
         DeviceKernel(vectors, norms, "cpu"),
         DeviceKernel(half, norms, "cpu"),
     ]
+    true = np.array([canonical_scores(vectors, np.arange(30), q[None, :], np.zeros(30, np.int64)) for q in queries])
     for kernel in kernels:
         scores, bound = scores_of(kernel, queries, 30)
-        for i, query in enumerate(queries):
-            true = canonical_scores(vectors, np.arange(30), query[None, :], np.zeros(30, np.int64))
-            assert (np.abs(scores[i] - true) <= bound.absolute[i] + bound.relative * np.abs(scores[i])).all()
+        assert (np.abs(scores - true) <= bound.absolute[:, None] + bound.relative * np.abs(scores)).all()
+    # what multiplies many rows is not what multiplies few
+    scores, bound = scores_of(FloatKernel(np.tile(vectors, (70, 1)), Norms(row=largest_norm(vectors))), queries, 2_100)
+    assert (np.abs(scores - np.tile(true, 70)) <= bound.absolute[:, None]).all()
+
+
+@pytest.mark.parametrize("dimension", [1, 384, 1_024, 4_096])
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 33])
+def test_every_way_to_multiply_gives_the_same_product(dimension: int, count: int) -> None:
+    random = np.random.default_rng(dimension)
+    vectors = random.standard_normal((2_049, dimension)).astype(np.float32)
+    queries = random.standard_normal((count, dimension)).astype(np.float32)
+    for rows in (1, 2_047, 2_049):
+        some, out = FloatRows(vectors, as_tensor(vectors))[:rows], np.empty((rows, count), np.float32)
+        for with_torch in (True, False):
+            scores = product(some, queries, out, with_torch=with_torch)
+            assert (scores.dtype, scores.flags.c_contiguous) == (np.float32, True)
+            np.testing.assert_allclose(scores, vectors[:rows] @ queries.T, atol=1e-5 * dimension)
+
+
+def test_torch_multiplies_only_where_it_was_left_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    vectors = np.random.default_rng(1).standard_normal((2_100, 64)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    asked: list[str] = []
+    linear = torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *given: asked.append("torch") or linear(*given))
+    scores, _ = scores_of(FloatKernel(vectors, Norms(row=1)), vectors[:3], 2_100)
+    assert asked == ["torch"]
+    try:
+        for allow, forbid in (
+            (
+                lambda: torch.set_float32_matmul_precision("medium"),
+                lambda: torch.set_float32_matmul_precision("highest"),
+            ),
+            (
+                lambda: monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
+                lambda: monkeypatch.delenv("ONEDNN_DEFAULT_FPMATH_MODE"),
+            ),
+        ):
+            allow()
+            assert not torch_is_exact()
+            again, _ = scores_of(FloatKernel(vectors, Norms(row=1)), vectors[:3], 2_100)
+            np.testing.assert_allclose(again, scores, atol=1e-5)
+            forbid()
+            assert torch_is_exact()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert asked == ["torch"]
+
+
+def test_a_scan_that_errs_more_than_it_promised_gives_no_answer() -> None:
+    """As if a library had multiplied in lower precision without saying so."""
+    vectors = np.random.default_rng(1).standard_normal((300, 64)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    days = DayTable.of_rows([dt.date(2024, 5, 1)] * 300)
+    careless = Exact(rescorer(vectors, days), FloatKernel(from_half(to_half(vectors)), Norms(row=1)))
+    with pytest.raises(ArithmeticError, match="promised to err by at most"):
+        Shard(vectors, days, careless).search(vectors[:2], [(0, 300)] * 2, 10)
 
 
 def test_the_bounds_of_unit_vectors_are_small_enough_to_tell_rows_apart() -> None:
@@ -78,7 +143,7 @@ def test_the_bounds_of_unit_vectors_are_small_enough_to_tell_rows_apart() -> Non
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         half = to_half(vectors)
         norms = copy_norms(vectors, half)
-        assert NumpyKernel(vectors, norms).prepared(vectors[:3]).bound.absolute.max() < f32
+        assert FloatKernel(vectors, norms).prepared(vectors[:3]).bound.absolute.max() < f32
         assert HalfKernel(half, norms).prepared(vectors[:3]).bound.absolute.max() < bf16
 
 

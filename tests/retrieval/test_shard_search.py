@@ -11,9 +11,10 @@ from retrieval.bounds import Norms, largest_norm
 from retrieval.canonical import Ranked, canonical_scores
 from retrieval.days import DayTable
 from retrieval.exact import Certified, Exact
+from retrieval.finder import Known
 from retrieval.half import copy_norms, to_half
 from retrieval.kernel_device import DeviceKernel
-from retrieval.kernel_numpy import NumpyKernel
+from retrieval.kernel_float import FloatKernel
 from retrieval.kinds import certified_finder, exact_finder, rescorer
 from retrieval.mask import MAXIMUM_K, Vectors
 from retrieval.shard import Shard
@@ -73,7 +74,7 @@ def device_certified(vectors: Vectors, offsets: list[int], block_rows: int | Non
 def shared(vectors: Vectors, offsets: list[int], block_rows: int | None = None) -> Shard:
     """With FAISS wherever cutoffs coincide, whatever the dimension and the number of queries."""
     days, norms = table(offsets), Norms(row=largest_norm(vectors))
-    scan = Exact(rescorer(vectors, days), NumpyKernel(vectors, norms, block_rows))
+    scan = Exact(rescorer(vectors, days), FloatKernel(vectors, norms, block_rows))
     return Shard(vectors, days, SharedCutoff(vectors, norms, rescorer(vectors, days), scan, together=1))
 
 
@@ -135,6 +136,24 @@ def test_answers_on_unit_vectors_equal_a_float64_reference(
     answers = make(vectors, offsets, block).search(queries, ranges, k)
     for query, (low, high), answer in zip(queries, ranges, answers, strict=True):
         assert pairs(answer) == reference(vectors, offsets, query, low, high, k)
+
+
+@kinds
+@given(drawn=searches(), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_other_shards_gave_leaves_out_only_what_scores_below_it(
+    make: Make, drawn: tuple[Vectors, list[int], Vectors, list[tuple[int, int]], int, int], data: st.DataObject
+) -> None:
+    vectors, offsets, queries, ranges, k, block = drawn
+    kth = data.draw(st.lists(st.sampled_from([-np.inf, *range(-17, 18)]), min_size=len(queries), max_size=len(queries)))
+    rows = data.draw(st.lists(st.integers(0, 100), min_size=len(queries), max_size=len(queries)))
+    known = Known(np.array(kth, np.float64), np.array(rows, np.int64))
+    answers = make(vectors, offsets, block).search(queries, ranges, k, known)
+    for query, (low, high), answer, least in zip(queries, ranges, answers, kth, strict=True):
+        expected = reference(vectors, offsets, query, low, high, k)
+        wanted = [pair for pair in expected if pair[1] >= least]
+        assert pairs(answer)[: len(wanted)] == wanted
+        assert set(pairs(answer)) <= set(expected)
 
 
 @kinds
@@ -206,9 +225,9 @@ def test_queries_with_one_cutoff_are_answered_alike_together_and_alone(make: Mak
 
 @kinds
 def test_an_answer_does_not_depend_on_what_is_searched_with_it(make: Make) -> None:
-    vectors, queries = unit(5, 2000, 384), unit(6, 33, 384)
-    shard = make(vectors, [0] * 2000, 512)
-    ranges = [(0, 2000 - 7 * i) for i in range(33)]
+    vectors, queries = unit(5, 9000, 384), unit(6, 33, 384)
+    shard = make(vectors, [0] * 9000, 2500)
+    ranges = [(0, 9000 - 37 * i) for i in range(33)]
     together = shard.search(queries, ranges, 10)
     assert together == [shard.search(queries[i : i + 1], [ranges[i]], 10)[0] for i in range(33)]
 
