@@ -21,6 +21,7 @@ FATAL_REASONS = frozenset(
         "adapter-refused",
         "no-worker",
         "retrieval-gone",
+        "retrieval-inexact",
         "other-sandbox",
         "endpoint-auth",
         "endpoint-model",

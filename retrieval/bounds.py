@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.failures import InfrastructureError
 from retrieval.canonical import canonical_error
 from retrieval.mask import LARGEST_VALUE, Vectors
 
@@ -70,14 +71,15 @@ class Bound:
         return self._least(np.arange(len(canonical)), canonical)
 
     def require(self, queries: NDArray[np.int64], scores: Vectors, canonical: NDArray[np.float64]) -> None:
-        """Raises ArithmeticError if one of these scores breaks the promise; three aligned arrays."""
+        """Raises InfrastructureError `retrieval-inexact` if one of these scores breaks the promise; three aligned arrays."""
         apart = np.abs(scores - canonical)
         allowed = self.absolute[queries] + self.relative * np.abs(scores.astype(np.float64))
         if not (apart <= allowed).all():
             worst = int(np.argmax(apart - allowed))
-            raise ArithmeticError(
-                f"the scan gave {scores[worst]:.9g} for a row that scores {canonical[worst]:.9g}, but promised to err by at most"
-                f" {allowed[worst]:.3g}: a library multiplied in lower precision than it was told; see docs/retrieval.md"
+            raise InfrastructureError(
+                "retrieval-inexact",
+                f"a scan gave {scores[worst]:.9g} for a row that scores {canonical[worst]:.9g} and promised to err by at most"
+                f" {allowed[worst]:.3g}: a library on this machine multiplies in lower precision than it was told; see docs/retrieval.md",
             )
 
     def reaches(self, queries: NDArray[np.int64], scores: Vectors, canonical: NDArray[np.float64]) -> NDArray[np.bool_]:

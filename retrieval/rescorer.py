@@ -36,7 +36,7 @@ class Rescorer:
         """The best k of each query's candidates, and how many of all had to be scored.
 
         `found`: by query, and by falling score within one. The k that look best are scored first; what their worst score proves hopeless
-        is not scored at all. Raises ArithmeticError where a score lies farther from the canonical one than the bound allows.
+        is not scored at all. Raises InfrastructureError `retrieval-inexact` where a score breaks its bound.
         """
         asked, rows = found.queries, found.rows
         starts = np.searchsorted(asked, np.arange(len(queries) + 1))

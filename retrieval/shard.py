@@ -61,7 +61,8 @@ class Shard:
 
         `queries`: [q, dimension], finite; `ranges`: one per query, 0 ≤ low ≤ high ≤ rows. Ties go to the newer day, then to
         the lower row, which is the lower id. `known`: what other shards gave; rows that score below its `kth` may be left out.
-        Raises ValueError for anything else.
+        Raises ValueError for anything else, InfrastructureError `retrieval-inexact` if this machine multiplies less exactly than
+        the scan assumes.
         """
         queries = check_queries(queries, self.dimension)
         check_k(k)

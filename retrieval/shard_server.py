@@ -15,7 +15,7 @@ import ray
 
 from cluster.clock import monotonic
 from cluster.config import Device
-from cluster.failures import DataError, PastcastError
+from cluster.failures import DataError, InfrastructureError, PastcastError
 from cluster.record import Record
 from retrieval.article import Article
 from retrieval.batching import QueueDrain
@@ -57,7 +57,7 @@ class ShardServer:
         self._serving = serving
         self._opening = threading.Lock()
         self._shards: dict[str, StoredShard] = {}
-        self._drain = QueueDrain(self._search_together, serving.batch, serving.linger_s)
+        self._drain = QueueDrain(self._search_together, serving.batch, serving.linger_s, _of_machine)
         self._door = asyncio.Semaphore(serving.queue)
         self._inside = self._longest = 0
         self._metrics = ShardMetrics(serving.index, serving.group, serving.replica)
@@ -149,6 +149,11 @@ class ShardServer:
             # what this node kept has been damaged since; the index itself may be sound
             remote.discard(self._serving.index, shard)
             return load_shard(remote.fetch(self._serving.index, [shard]), shard, self._serving.device)
+
+
+def _of_machine(failure: BaseException) -> bool:
+    """Whether a failure would meet each query of a batch: one of them alone may be searched in another way, and pass."""
+    return isinstance(failure, InfrastructureError)
 
 
 def _portable(error: BaseException) -> Exception:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from cluster.failures import InfrastructureError
 from retrieval.blocks import Block
 from retrieval.bounds import Bound, Norms, largest_norm
 from retrieval.canonical import canonical_scores
@@ -133,8 +134,9 @@ def test_a_scan_that_errs_more_than_it_promised_gives_no_answer() -> None:
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     days = DayTable.of_rows([dt.date(2024, 5, 1)] * 300)
     careless = Exact(rescorer(vectors, days), FloatKernel(from_half(to_half(vectors)), Norms(row=1)))
-    with pytest.raises(ArithmeticError, match="promised to err by at most"):
+    with pytest.raises(InfrastructureError, match=r"retrieval-inexact: .* promised to err by at most") as raised:
         Shard(vectors, days, careless).search(vectors[:2], [(0, 300)] * 2, 10)
+    assert raised.value.fatal
 
 
 def test_the_bounds_of_unit_vectors_are_small_enough_to_tell_rows_apart() -> None:
