@@ -32,8 +32,8 @@ _SHORT_ROW = 1_024
 _FEW_VALUES = 3_072
 """Of all queries together, up to which `linear` is faster than oneDNN: 8 queries of 384 dimensions, 4 of 768."""
 
-_FEW_ROWS = 2_048
-"""oneDNN prepares itself for every shape that it has not seen, which takes a third of a millisecond: more than such a block."""
+_SMALL_BLOCK = 1 << 20
+"""Values; oneDNN prepares itself for every shape that it has not seen, which takes longer than to multiply so few."""
 
 
 class FloatKernel:
@@ -120,7 +120,7 @@ def product(rows: FloatRows, queries: Vectors, out: Vectors, *, with_torch: bool
         return np.einsum("nd,md->nm", rows.array, queries, out=out)
     if with_torch and 1 < count <= _FEW_VALUES // dimension:
         return _linear(rows, queries)
-    if with_torch and count > 1 and len(rows) >= _FEW_ROWS and (onednn := _onednn()) is not None:
+    if with_torch and count > 1 and rows.array.size >= _SMALL_BLOCK and (onednn := _onednn()) is not None:
         return onednn(rows, queries)
     return np.matmul(rows.array, queries.T, out=out)
 
