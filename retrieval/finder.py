@@ -40,6 +40,12 @@ class Known:
         """In the first shard of a search."""
         return cls(np.full(queries, -np.inf), np.zeros(queries, np.int64))
 
+    def add(self, query: int, rows: int, best: Sequence[float], k: int) -> None:
+        """Another shard is searched, of which the query sees `rows` rows; `best`: its largest scores in all shards so far, falling."""
+        self.rows[query] += rows
+        if len(best) >= k:
+            self.kth[query] = best[k - 1]
+
     def of(self, queries: Sequence[int]) -> "Known":
         """Of these queries of the batch."""
         return Known(self.kth[queries], self.rows[queries])

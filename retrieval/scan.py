@@ -125,9 +125,7 @@ def search_shards(
             k, (low, high) = queries[i].k, ranges[i]
             pairs = zip(answer.rows[:k], answer.scores, strict=False)
             found[i] = sorted([*found[i], *(_Place.of(stored, month, row, score) for row, score in pairs)])[:k]
-            known.rows[i] += high - low
-            if len(found[i]) == k:
-                known.kth[i] = -found[i][-1].minus_score
+            known.add(i, high - low, [-place.minus_score for place in found[i]], k)
     return [_opened(shards, places, snippet_characters) for places in found]
 
 

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from retrieval.days import DayTable
-from retrieval.finder import Finder
+from retrieval.finder import Finder, Known
 from retrieval.kinds import certified_finder, exact_finder, rescorer
 from retrieval.manifest import Approximation
 from retrieval.mask import Vectors
@@ -79,12 +79,16 @@ def _sharded(data: Data, name: str, shards: int) -> Search:
 
     def search() -> Found:
         hits: list[list[tuple[float, int]]] = [[] for _ in data.highs]
+        known = Known.nothing(len(hits))
         for start, shard in parts:
             asking = [i for i, high in enumerate(data.highs) if high > start]
             ranges = [(0, min(data.highs[i] - start, len(shard))) for i in asking]
-            for i, answer in zip(asking, shard.search(data.queries[asking], ranges, data.k), strict=True):
-                hits[i] += [(-score, start + row) for row, score in zip(answer.rows, answer.scores, strict=True)]
-        return [[row for _, row in sorted(found)[: data.k]] for found in hits]
+            answers = shard.search(data.queries[asking], ranges, data.k, known.of(asking))
+            for i, answer, (low, high) in zip(asking, answers, ranges, strict=True):
+                new = [(-score, start + row) for row, score in zip(answer.rows, answer.scores, strict=True)]
+                hits[i] = sorted(hits[i] + new)[: data.k]
+                known.add(i, high - low, [-score for score, _ in hits[i]], data.k)
+        return [[row for _, row in found] for found in hits]
 
     return search
 
