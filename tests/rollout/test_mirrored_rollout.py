@@ -1,4 +1,4 @@
-"""A real rollout whose driver is killed and whose directory is deleted: its mirror alone is enough to finish it."""
+"""A real rollout, with a real encoder, whose driver is killed and whose directory is deleted: its mirror alone is enough to finish it."""
 
 import os
 import shutil
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import load_settings
+from cluster.home import model_path
 from retrieval.build import build_from_settings
 from rollout.events.world import make_world, write_settings
 from rollout.run import RunDirectory
@@ -23,12 +24,14 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def test_a_rollout_is_finished_from_its_mirror(tmp_path):
-    file = write_settings(tmp_path / "world", make_world(tmp_path / "world", 5, 12, 60, 6.0))
+    if not model_path("minilm").is_dir():
+        pytest.skip("the MiniLM encoder is not prepared; run `make setup`")
+    file = write_settings(tmp_path / "world", make_world(tmp_path / "world", 5, 12, 60, 4.0))
     overrides = {
         "index.directory": tmp_path / "index",
-        "index.encoder": "hashing",
+        "index.encoder": "minilm",
         "model.kind": "reader",
-        "rollout.count": 3,
+        "rollout.count": 2,
         "rollout.concurrency": 4,
         "run.directory": tmp_path / "run",
         "run.mirror": f"file://{tmp_path}/store",
