@@ -28,8 +28,8 @@ FAST = {
     "network_backoff_s": (0.01, 0.01),
     "server_backoff_s": (0.01, 0.01),
     "rate_limit_backoff_s": (0.01, 0.01),
-    "first_token_timeout_s": 0.6,
-    "chunk_timeout_s": 0.3,
+    "first_token_timeout_s": 2.0,
+    "chunk_timeout_s": 1.0,
     "price": {"input": 2.0, "cached": 0.5, "output": 8.0},
 }
 
@@ -208,8 +208,8 @@ def test_a_server_that_asks_for_hours_stops_the_run():
         (lambda a: stream(a, [{"choices": {"a": 1}}]), "endpoint-malformed"),
         (lambda a: cut(a), "endpoint-unreachable"),
         (lambda a: cut(a, chunks("a long text")[:2]), "endpoint-unreachable"),
-        (lambda a: stream(a, chunks("slow"), gap_s=0.45), "endpoint-unreachable"),
-        (lambda a: stream(a, [chunk({}), *chunks("late")], gap_s=0.9), "endpoint-unreachable"),
+        (lambda a: stream(a, chunks("slow"), gap_s=1.5), "endpoint-unreachable"),
+        (lambda a: stream(a, [chunk({}), *chunks("late")], gap_s=3.0), "endpoint-unreachable"),
         (lambda a: fail(429, "slow down"), "endpoint-limited"),
     ],
 )
