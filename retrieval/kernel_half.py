@@ -24,6 +24,9 @@ _BLOCK_BYTES = 12 << 20
 _TRANSPOSED_UP_TO = 8
 """With so few queries the product (queries × rows) is faster, and turning its result around costs little."""
 
+_LONG_ROW = 2_048
+"""Values from which it is faster with any number of queries."""
+
 
 class HalfKernel:
     """Implements `Kernel` over a bfloat16 copy on the CPU."""
@@ -65,7 +68,7 @@ class _PreparedHalf:
         queries = torch.from_numpy(self._queries[chosen].view(np.int16)).view(torch.bfloat16)
         # half as long as float32 scores of the same number
         scores = torch.from_numpy(self._scratch.get_scores((size + 1) // 2)).view(torch.bfloat16)[:size]
-        if 1 < count <= _TRANSPOSED_UP_TO:
+        if count > 1 and (count <= _TRANSPOSED_UP_TO or rows.shape[1] >= _LONG_ROW):
             scores.view(len(rows), count).copy_(torch.mm(queries, rows.T).T)
         else:
             torch.mm(rows, queries.T.contiguous() if count == 1 else queries.T, out=scores.view(len(rows), count))

@@ -61,7 +61,7 @@ def scores_of(kernel: Kernel, queries: Vectors, rows: int) -> tuple[Vectors, Bou
     return scores, prepared.bound
 
 
-@given(st.data(), st.sampled_from([1, 3, 64, 384, 1025]), st.sampled_from([1, 2, 5, 9, 20]))
+@given(st.data(), st.sampled_from([1, 3, 64, 384, 1025, 2048]), st.sampled_from([1, 2, 5, 9, 20]))
 @settings(max_examples=120, deadline=None)
 def test_every_score_of_a_scan_lies_within_its_bound(data: st.DataObject, dimension: int, count: int) -> None:
     vectors, queries = data.draw(matrices(30, dimension)), data.draw(matrices(count, dimension))
